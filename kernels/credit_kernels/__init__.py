@@ -1,0 +1,10 @@
+"""Kernels that turn hidden states into per-token statistics without holding the logits.
+
+Depends on torch (and, for the Triton backends, triton) alone. Shape letters: T tokens, H hidden size,
+V rows of the output weight on this rank.
+"""
+
+from credit_kernels.logprob import linear_logprob
+from credit_kernels.vocab_parallel import VocabShard
+
+__all__ = ["VocabShard", "linear_logprob"]

@@ -1,0 +1,80 @@
+"""One rollout as the policy trains on it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSequence:
+    """Token ids of prompt and response, and what is known of each response token.
+
+    ValueError where the fields do not fit together. Values of tokens whose mask is False are never
+    used and may be NaN.
+    """
+
+    token_ids_L: Tensor
+    """int64: prompt, then response."""
+    num_prompt: int
+    """Prompt tokens, at least one: the first response token needs a token to be predicted from."""
+    mask_T: Tensor
+    """bool: the policy sampled this token and trains on it."""
+    rollout_logprob_T: Tensor
+    """float32: log-prob in nats at sampling time, after the temperature."""
+    advantage_T: Tensor
+    """float32: credit of each token."""
+    old_logprob_T: Tensor | None
+    """float32: log-prob under the policy that the ratio refers to; None: the policy as it is when
+    the update begins, whose log-prob the update's own forward pass gives."""
+    reference_logprob_T: Tensor | None
+    """float32: log-prob under the reference policy; None where no KL is asked for."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids_L.dim() != 1 or self.token_ids_L.dtype != torch.int64:
+            raise ValueError(
+                f"token_ids_L has shape {tuple(self.token_ids_L.shape)} and type "
+                f"{self.token_ids_L.dtype}; expected one dimension of int64"
+            )
+        if not 1 <= self.num_prompt <= len(self.token_ids_L):
+            raise ValueError(
+                f"num_prompt={self.num_prompt} with {len(self.token_ids_L)} tokens; "
+                "expected 1 <= num_prompt <= tokens"
+            )
+        _check_response("mask_T", self.mask_T, torch.bool, self.num_response)
+        for name, value in (
+            ("rollout_logprob_T", self.rollout_logprob_T),
+            ("advantage_T", self.advantage_T),
+            ("old_logprob_T", self.old_logprob_T),
+            ("reference_logprob_T", self.reference_logprob_T),
+        ):
+            if value is not None:
+                _check_response(name, value, torch.float32, self.num_response)
+
+    @property
+    def num_response(self) -> int:
+        """Response tokens, T; the rollout may have none."""
+        return len(self.token_ids_L) - self.num_prompt
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens whose mask is True."""
+        return int(self.mask_T.sum())
+
+
+def _check_response(name: str, value: Tensor, dtype: torch.dtype, num_response: int) -> None:
+    if value.shape != (num_response,) or value.dtype != dtype:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)} and type {value.dtype}; expected "
+            f"({num_response},) and {dtype}, one value for each response token"
+        )
+
+
+def all_or_none(values: list[Tensor | None], name: str) -> bool:
+    """Whether every sequence has the field; ValueError where only some do."""
+    given = sum(value is not None for value in values)
+    if 0 < given < len(values):
+        raise ValueError(
+            f"{given} of {len(values)} sequences have {name}; expected all of them or none"
+        )
+    return given > 0

@@ -1,0 +1,68 @@
+"""Which rollouts of a group serve as evidence for which; the only user of a group's seed."""
+
+import torch
+from torch import Tensor
+
+from megatron_credit.credit.baselines import has_verdict, is_verified, is_wrong
+
+NONE = -1
+"""No such rollout."""
+
+
+def pick_siblings(reward_N: Tensor, *, negatives: int = 1) -> tuple[Tensor, Tensor]:
+    """positive_N, the first verified rollout other than the row's own, and negative_NK, the first
+    K = `negatives` wrong ones; -1 where there is none.
+    """
+    if negatives < 1:
+        raise ValueError(f"negatives={negatives}; expected at least 1")
+    positive_N1 = _first_others(is_verified(reward_N), 1)
+    return positive_N1[:, 0], _first_others(is_wrong(reward_N), negatives)
+
+
+def _first_others(candidate_N: Tensor, count: int) -> Tensor:
+    """[N, count]: for each row the first candidates other than itself, -1 where they run out."""
+    candidates = candidate_N.nonzero()[:, 0].tolist()
+    picked_NC = torch.full((len(candidate_N), count), NONE, device=candidate_N.device)
+    for row in range(len(candidate_N)):
+        others = [index for index in candidates if index != row][:count]
+        picked_NC[row, : len(others)] = torch.tensor(others, dtype=torch.int64)
+    return picked_NC
+
+
+def pick_references(reward_N: Tensor, *, seed: int) -> Tensor:
+    """[N]: for SC-GRPO (2606.18810) the rollout whose text conditions each row's teacher, or -1.
+
+    With at least two but not all verified: uniform among the verified, never the row itself. With
+    none verified: one random rollout for all the others. Otherwise nobody has one. Rows without a
+    verdict neither give nor get a reference.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    valid = has_verdict(reward_N).nonzero()[:, 0].tolist()
+    verified = is_verified(reward_N).nonzero()[:, 0].tolist()
+    reference_N = torch.full((len(reward_N),), NONE, device=reward_N.device)
+    if len(valid) < 2 or len(verified) == 1 or len(verified) == len(valid):
+        return reference_N
+    shared = [valid[_draw(len(valid), generator)]] if not verified else verified
+    for row in valid:
+        others = [index for index in shared if index != row]
+        if others:
+            reference_N[row] = others[_draw(len(others), generator)]
+    return reference_N
+
+
+def _draw(count: int, generator: torch.Generator) -> int:
+    return int(torch.randint(count, (), generator=generator))
+
+
+def pick_wrong_answer(reward_N: Tensor, *, exclude_self: bool = False) -> Tensor:
+    """[N]: for CEPO (2605.19436) the rollout whose answer serves as the wrong one, or -1.
+
+    It is the lowest reward below 0.5, lowest index on ties, for the whole group; `exclude_self` gives
+    that rollout itself the next one.
+    """
+    wrong = is_wrong(reward_N).nonzero()[:, 0].tolist()
+    ranked = sorted(wrong, key=lambda index: (float(reward_N[index]), index))
+    picked_N = torch.full((len(reward_N),), ranked[0] if ranked else NONE, device=reward_N.device)
+    if exclude_self and ranked:
+        picked_N[ranked[0]] = ranked[1] if len(ranked) > 1 else NONE
+    return picked_N

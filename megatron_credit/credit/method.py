@@ -1,0 +1,61 @@
+"""What every credit method is: a closed configuration and one pure function."""
+
+import difflib
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+from pydantic import ValidationError
+
+from megatron_credit.credit.group import SIGNAL_SOURCES, Group
+from megatron_credit.credit.result import CreditResult
+from megatron_credit.settings import Settings
+
+
+class CreditMethod(Settings, ABC):
+    """Hyper-parameters as fields; `credit` turns a group into advantages."""
+
+    name: ClassVar[str]
+    """What configurations and `assign` call it."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Signals that it may read besides rewards and masks, as names of `Group` fields."""
+    needs_siblings: ClassVar[bool] = True
+    """A group with fewer than two verdicts gets 0 without asking the method."""
+
+    @abstractmethod
+    def credit(self, group: Group) -> CreditResult:
+        """The advantages of a group whose required signals are present."""
+
+    def required(self, group: Group) -> tuple[str, ...]:
+        """The signals that this very group needs; a part of `needs`."""
+        return self.needs
+
+    @classmethod
+    def configure(cls, options: dict[str, Any]) -> Self:
+        """The method with these hyper-parameters; ValueError names the nearest valid one."""
+        try:
+            return cls.model_validate(options)
+        except ValidationError as error:
+            problems = "; ".join(cls._describe(item) for item in error.errors())
+            raise ValueError(f"credit method {cls.name!r}: {problems}") from None
+
+    @classmethod
+    def _describe(cls, error: Any) -> str:
+        option = ".".join(str(part) for part in error["loc"]) or "options"
+        if error["type"] != "extra_forbidden":
+            message = error["msg"].removeprefix("Value error, ")
+            return f"{option} is {error['input']!r}: {message}"
+        known = list(cls.model_fields)
+        if not known:
+            return f"unknown option {option!r}; it has none"
+        near = difflib.get_close_matches(option, known, 1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(known)}"
+        return f"unknown option {option!r}; {hint}"
+
+    def check_signals(self, group: Group) -> None:
+        """ValueError that names the missing signal and what computes it."""
+        for signal in self.required(group):
+            if vars(group)[signal] is None:
+                raise ValueError(
+                    f"credit method {self.name!r} needs {signal}, but the group has none; it comes "
+                    f"from {SIGNAL_SOURCES[signal]}"
+                )

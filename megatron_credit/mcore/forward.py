@@ -1,0 +1,131 @@
+"""The forward pass of packed micro-batches to log-probs and entropies, for scoring and training alike.
+
+No tensor of tokens x vocabulary is ever made: the output layer is never called, its weight goes with
+the hidden states into `credit_kernels.linear_logprob`.
+
+Shape letters: P positions of a packed micro-batch on this context rank, R those that predict a
+response token, H hidden, V this rank's rows of the output weight.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from credit_kernels import VocabShard, linear_logprob
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+
+from megatron_credit.batch.packing import PackedBatch
+
+LossFunction = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, Any]]
+"""(micro-batch, logprob_R, entropy_R) -> (loss to differentiate, what to keep)."""
+
+
+@dataclass(frozen=True, eq=False)
+class OutputHead:
+    """Turns the last stage's hidden states into log-probs of the targets."""
+
+    vocab_size: int
+    """Columns that count; the weight's rows beyond are padding."""
+    temperature: float
+    tp_group: dist.ProcessGroup
+    sequence_parallel: bool
+
+    def __call__(
+        self,
+        *,
+        hidden_states: Tensor,
+        output_layer: torch.nn.Module,
+        output_weight: Tensor | None,
+        context: PackedBatch,
+        **_unused: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """(logprob_R, entropy_R), float32, in nats; megatron's `output_processor` hook.
+
+        Only rows with a target go through the head: prompts and padding cost nothing there.
+        """
+        row_R = context.row_R
+        if self.sequence_parallel:
+            hidden_PH = gather_from_sequence_parallel_region(hidden_states, group=self.tp_group)
+            hidden_RH = hidden_PH[row_R, 0]
+        else:
+            # Chosen first: the region's backward all-reduces only these rows.
+            hidden_RH = copy_to_tensor_model_parallel_region(
+                hidden_states[row_R, 0], group=self.tp_group
+            )
+        weight_VH = output_layer.weight if output_weight is None else output_weight
+        return linear_logprob(
+            hidden_RH,
+            weight_VH,
+            context.target_P[row_R],
+            temperature=self.temperature,
+            shard=self._shard(len(weight_VH)),
+            return_entropy=True,
+        )
+
+    def _shard(self, num_rows: int) -> VocabShard:
+        size, rank = self.tp_group.size(), self.tp_group.rank()
+        group = self.tp_group if size > 1 else None
+        return VocabShard(rank * num_rows, (rank + 1) * num_rows, self.vocab_size, group)
+
+
+def run_schedule(
+    chunks: Sequence[torch.nn.Module],
+    batches: Sequence[PackedBatch],
+    head: OutputHead,
+    loss: LossFunction,
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Sends the micro-batches through the pipeline, backward too unless `forward_only`.
+
+    What `loss` kept of each micro-batch, in order, on the last stage; elsewhere an empty list.
+    Gradients add up the losses as they are: megatron must not divide, which its
+    `calculate_per_token_loss` sees to.
+    """
+
+    def step(source: Iterator[PackedBatch], chunk: torch.nn.Module) -> tuple[Any, Callable]:
+        batch = next(source)
+        output = chunk(
+            batch.token_ids_P[None],
+            batch.position_ids_P[None],
+            None,
+            packed_seq_params=packed_parameters(batch),
+            output_processor=head,
+            output_processor_context=batch,
+        )
+        return output, lambda outputs: keep(batch, outputs)
+
+    def keep(batch: PackedBatch, outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Any]:
+        total, kept = loss(batch, *outputs)
+        # The token count is what megatron would divide by; ours was divided by already.
+        return total, torch.zeros((), dtype=torch.int, device=total.device), kept
+
+    return get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=[iter(batches) for _ in chunks],
+        model=list(chunks),
+        num_microbatches=len(batches),
+        # Stages tell each other the length of each micro-batch (variable_seq_lengths).
+        seq_length=max(len(batch.token_ids_P) for batch in batches),
+        micro_batch_size=1,
+        forward_only=forward_only,
+    )
+
+
+def packed_parameters(batch: PackedBatch) -> PackedSeqParams:
+    """Megatron's description of where the sequences of a micro-batch lie."""
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=batch.boundaries_B1,
+        cu_seqlens_kv=batch.boundaries_B1,
+        max_seqlen_q=batch.max_length,
+        max_seqlen_kv=batch.max_length,
+    )

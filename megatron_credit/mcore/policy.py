@@ -1,0 +1,262 @@
+"""The policy that is trained: scores token sequences, takes optimizer steps, hands out its weights."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from megatron_credit.batch.packing import PackedBatch, Packer, Padding, context_shard
+from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.mcore import checkpoint
+from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
+from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
+from megatron_credit.mcore.convert import Converter, TensorMeta
+from megatron_credit.mcore.forward import OutputHead, run_schedule
+from megatron_credit.mcore.hf_files import open_checkpoint
+from megatron_credit.mcore.model import build_model
+from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
+from megatron_credit.mcore.parallel import Ranks
+from megatron_credit.mcore.totals import LOSS, global_totals
+from megatron_credit.objective.config import ObjectiveConfig
+from megatron_credit.objective.loss import LossSums, TokenInputs, policy_loss
+from megatron_credit.objective.normalise import normaliser
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Of each response token of one sequence, float32 on the CPU: log-prob and entropy in nats."""
+
+    logprob_T: Tensor
+    entropy_T: Tensor
+
+
+class Policy:
+    """A model under a parallel layout with its optimizer. Every method is called by every rank."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        chunks: Sequence[GPTModel],
+        *,
+        parallel: ParallelConfig,
+        optimizer: OptimizerConfig,
+        ranks: Ranks,
+        tokens_per_microbatch: int,
+    ) -> None:
+        """`chunks` hold their weights already: the optimizer copies them. See `build`."""
+        self.architecture = architecture
+        self.parallel = parallel
+        self.ranks = ranks
+        self.tokens_per_microbatch = tokens_per_microbatch
+        self.chunks = list(chunks)
+        self.wrapped = distribute(
+            self.chunks, distributed_optimizer=parallel.distributed_optimizer
+        )
+        self.optimizer = PolicyOptimizer(self.wrapped, optimizer)
+        self.device = next(self.chunks[0].parameters()).device
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        policy: PolicyConfig,
+        optimizer: OptimizerConfig,
+        parallel: ParallelConfig,
+        ranks: Ranks,
+        seed: int,
+    ) -> Self:
+        """The policy of a Hugging Face model directory. `start_parallel` must have run.
+
+        ValueError: the directory cannot be read, or its model cannot be laid out so.
+        """
+        architecture = read_architecture(policy.model)
+        check_parallel(architecture, parallel, ranks.world_size)
+        chunks = build_model(
+            architecture,
+            parallel,
+            dtype=DTYPES[policy.dtype],
+            seed=seed if policy.random_weights else None,
+            recompute=policy.recompute,
+        )
+        if not policy.random_weights:
+            Converter(architecture, chunks, ranks).load(open_checkpoint(policy.model))
+        return cls(
+            architecture,
+            chunks,
+            parallel=parallel,
+            optimizer=optimizer,
+            ranks=ranks,
+            tokens_per_microbatch=policy.tokens_per_microbatch,
+        )
+
+    @cached_property
+    def converter(self) -> Converter:
+        """Between our parameters and Hugging Face tensors; ValueError for a model with experts."""
+        return Converter(self.architecture, self.chunks, self.ranks)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every (Hugging Face name, full tensor); see `Converter.export`. Run it to its end."""
+        return self.converter.export()
+
+    def weights_metadata(self) -> list[TensorMeta]:
+        """What `weights` yields, in its order; no communication."""
+        return self.converter.metadata()
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Scored]:
+        """Log-prob and entropy of every response token, in input order, on every rank.
+
+        The same list must be given on every rank. Bit for bit what `update` sees for this list:
+        the same packing, the same forward pass.
+        """
+        packer = self._packer(sequences, [0.0] * len(sequences))
+        found_2T = torch.zeros(2, packer.slots[-1], device=self.device)
+
+        def collect(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> tuple[Tensor, None]:
+            found_2T[:, batch.slot_P[batch.row_R]] = torch.stack([logprob_R, entropy_R])
+            return logprob_R.sum(), None
+
+        run_schedule(
+            self.wrapped,
+            self._batches(packer),
+            self._head(temperature),
+            collect,
+            forward_only=True,
+        )
+        # Each token was scored on one data and context rank, of the last stage.
+        dist.all_reduce(found_2T, group=self.ranks.dp_cp_group)
+        if self.ranks.pp_size > 1:
+            last = self.ranks.pp_size - 1
+            dist.broadcast(found_2T, group=self.ranks.pp_group, group_src=last)
+        sizes = [sequence.num_response for sequence in sequences]
+        parts = (row_T.split(sizes) for row_T in found_2T.cpu())
+        return [
+            Scored(logprob_T=logprob_T, entropy_T=entropy_T)
+            for logprob_T, entropy_T in zip(*parts, strict=True)
+        ]
+
+    def update(
+        self, sequences: Sequence[TrainSequence], *, objective: ObjectiveConfig, temperature: float
+    ) -> dict[str, float]:
+        """One optimizer step over these sequences; its metrics, the same on every rank.
+
+        The same list must be given on every rank; each data rank takes its share. Without a trained
+        token, or where the gradient norm is not finite, nothing changes and `optimizer/skipped`
+        is 1.
+        """
+        norm = normaliser([sequence.num_trained for sequence in sequences], objective)
+        packer = self._packer(sequences, norm.weight_N)
+
+        def loss(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> tuple[Tensor, LossSums]:
+            inputs = token_inputs(batch, logprob_R, entropy_R)
+            part = policy_loss(inputs, objective)
+            # The one division; gradients and losses are plain sums from here on.
+            return part.loss / norm.count, replace(part, loss=part.loss.detach())
+
+        learning_rate = self.optimizer.learning_rate()
+        has_tokens = any(sequence.num_trained for sequence in sequences)
+        parts, result = [], StepResult(0.0, applied=False)
+        if has_tokens:
+            self.optimizer.zero_grad()
+            head, batches = self._head(temperature), self._batches(packer)
+            parts = run_schedule(self.wrapped, batches, head, loss, forward_only=False)
+            result = self.optimizer.step()
+        sums, maxima = global_totals(parts, objective, self.ranks, self.device)
+        metrics = named_metrics(sums, maxima, count=norm.count)
+        return metrics | {
+            "grad_norm": result.grad_norm,
+            "lr": learning_rate,
+            "optimizer/skipped": float(not result.applied),
+        }
+
+    def save(self, directory: Path) -> None:
+        """Writes everything that training goes on from; see `checkpoint.save`."""
+        checkpoint.save(directory, self)
+
+    def load(self, directory: Path) -> None:
+        """Goes on from what `save` wrote; see `checkpoint.load`."""
+        checkpoint.load(directory, self)
+
+    def _head(self, temperature: float) -> OutputHead:
+        return OutputHead(
+            vocab_size=self.architecture.vocab_size,
+            temperature=temperature,
+            tp_group=self.ranks.tp_group,
+            sequence_parallel=self.parallel.sequence_parallel,
+        )
+
+    def _packer(self, sequences: Sequence[TrainSequence], weights: Sequence[float]) -> Packer:
+        for number, sequence in enumerate(sequences):
+            largest = int(sequence.token_ids_L.max())
+            if largest >= self.architecture.vocab_size or int(sequence.token_ids_L.min()) < 0:
+                raise ValueError(
+                    f"sequence {number} has token ids outside of 0 .. "
+                    f"{self.architecture.vocab_size - 1}; tokenizer and model do not match"
+                )
+        padding = Padding.for_layout(
+            tensor=self.parallel.tensor,
+            context=self.parallel.context,
+            sequence_parallel=self.parallel.sequence_parallel,
+        )
+        return Packer(sequences, weights=weights, padding=padding)
+
+    def _batches(self, packer: Packer) -> list[PackedBatch]:
+        """This rank's micro-batches, on its device."""
+        ranks = self.ranks
+        interleaved = self.parallel.virtual_pipeline > 1
+        plan = packer.plan(
+            max_tokens=self.tokens_per_microbatch,
+            num_ranks=ranks.dp_size,
+            multiple_of=ranks.pp_size if interleaved else 1,
+        )
+        return [
+            context_shard(packer.pack(bin_), rank=ranks.cp_rank, size=ranks.cp_size).on(self.device)
+            for bin_ in plan[ranks.dp_rank]
+        ]
+
+
+def token_inputs(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> TokenInputs:
+    """What the objective needs of the rows that predict a response token.
+
+    Where no older policy's log-probs are given, the policy of this very forward pass is the old one.
+    """
+    row_R = batch.row_R
+    old_R = logprob_R.detach() if batch.old_logprob_P is None else batch.old_logprob_P[row_R]
+    reference_P = batch.reference_logprob_P
+    return TokenInputs(
+        policy_logprob_T=logprob_R,
+        old_logprob_T=old_R,
+        rollout_logprob_T=batch.rollout_logprob_P[row_R],
+        advantage_T=batch.advantage_P[row_R],
+        weight_T=batch.weight_P[row_R],
+        mask_T=batch.mask_P[row_R],
+        reference_logprob_T=None if reference_P is None else reference_P[row_R],
+        entropy_T=entropy_R,
+    )
+
+
+def named_metrics(
+    sums: dict[str, float], maxima: dict[str, float], *, count: float
+) -> dict[str, float]:
+    """Means over the trained tokens, and maxima, under the names that metrics files use."""
+    tokens = sums["tokens"]
+    metrics = {"loss": sums[LOSS] / count, "policy/tokens": tokens}
+    means = {name: value for name, value in sums.items() if name not in (LOSS, "tokens")}
+    for name, value in means.items():
+        metrics[metric_name(name)] = value / max(tokens, 1.0)
+    return metrics | {metric_name(name): value for name, value in maxima.items()}
+
+
+def metric_name(name: str) -> str:
+    """`mismatch/logprob_...` for the gap between the engine and the trainer, else `policy/...`."""
+    if name.startswith("mismatch_"):
+        return f"mismatch/logprob_{name.removeprefix('mismatch_')}"
+    return f"policy/{name}"

@@ -1,0 +1,63 @@
+"""Sums and maxima of an optimizer step, brought together from all micro-batches and ranks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_credit.mcore.parallel import Ranks
+from megatron_credit.objective.config import ObjectiveConfig
+from megatron_credit.objective.loss import LossSums, TokenInputs, policy_loss
+
+LOSS = "loss"
+
+
+def expected_names(config: ObjectiveConfig) -> tuple[list[str], list[str]]:
+    """Sorted names of the sums and of the maxima; the same on ranks that compute no loss."""
+    none_T = torch.zeros(0)
+    inputs = TokenInputs(
+        policy_logprob_T=none_T,
+        old_logprob_T=none_T,
+        rollout_logprob_T=none_T,
+        advantage_T=none_T,
+        weight_T=none_T,
+        mask_T=none_T.bool(),
+        reference_logprob_T=none_T,
+        entropy_T=none_T,
+    )
+    empty = policy_loss(inputs, config)
+    return sorted(empty.sums), sorted(empty.maxima)
+
+
+def global_totals(
+    parts: Sequence[LossSums], config: ObjectiveConfig, ranks: Ranks, device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Sums (the loss among them) and maxima over the whole step, the same on every rank.
+
+    `parts` are the micro-batches of this rank on the last pipeline stage, nothing elsewhere.
+    Collective over the data, context and pipeline ranks; tensor ranks hold the same numbers.
+    """
+    sum_names, max_names = expected_names(config)
+    sums = [{LOSS: part.loss, **part.sums} for part in parts]
+    sum_K = _stack(sums, [LOSS, *sum_names], device).sum(0)
+    max_K = _stack([part.maxima for part in parts], max_names, device).amax(0)
+    dist.all_reduce(sum_K, group=ranks.dp_cp_group)
+    dist.all_reduce(max_K, dist.ReduceOp.MAX, group=ranks.dp_cp_group)
+    both_K = torch.cat([sum_K, max_K])
+    if ranks.pp_size > 1:
+        dist.broadcast(both_K, group=ranks.pp_group, group_src=ranks.pp_size - 1)
+    values = both_K.tolist()
+    return (
+        dict(zip([LOSS, *sum_names], values, strict=False)),
+        dict(zip(max_names, values[1 + len(sum_names) :], strict=True)),
+    )
+
+
+def _stack(
+    parts: Sequence[Mapping[str, Tensor]], names: Sequence[str], device: torch.device
+) -> Tensor:
+    """[parts + 1, names] float64, the first row zero: every sum and maximum here is at least 0."""
+    rows = [torch.zeros(len(names), dtype=torch.float64, device=device)]
+    rows += [torch.stack([part[name].detach().double() for name in names]) for part in parts]
+    return torch.stack(rows)

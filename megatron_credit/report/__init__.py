@@ -1,0 +1,1 @@
+"""Pictures and pages for people, made from what a run directory holds."""

@@ -1,0 +1,128 @@
+"""What the shipped model is taught: the forgetful pupil's solutions, in three kinds of chat.
+
+Shape letters: B rows of a batch, L tokens of the longest row.
+"""
+
+from collections.abc import Iterator
+from random import Random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from megatron_credit.settings import Settings
+from megatron_credit.tasks.base import Task
+from megatron_credit.tasks.solver import exact_solution, first_wrong_step, forgetful_solution
+from megatron_credit.tasks.tokenizer import ASSISTANT, END, RETRY, USER
+
+NOT_TRAINED = -100
+"""Label of a token that carries no loss (torch's ignore_index)."""
+
+
+class RowConfig(Settings):
+    """The mixture of rows."""
+
+    forget: float = 0.7
+    """Probability that a carry or borrow is forgotten."""
+    evidence_share: float = 0.2
+    """Share of rows where the exact solution stands in the context and is to be given again. They
+    teach the model to read evidence, which the evidence-conditioned credit methods rely on."""
+    retry_share: float = 0.1
+    """Share of rows with several attempts, each wrong one answered by the retry sentence."""
+    max_attempts: int = 3
+    """Most attempts of a retry row."""
+
+
+class Turn(NamedTuple):
+    """A piece of a chat, and whether the model is trained to write it."""
+
+    text: str
+    trained: bool
+
+
+class Row(NamedTuple):
+    """Token ids of a chat and their labels (`NOT_TRAINED` where there is no loss)."""
+
+    token_ids: list[int]
+    labels: list[int]
+
+
+def ask(question: str) -> str:
+    """The user's turn and the opening of the assistant's, as the chat template writes them."""
+    return f"{USER}{question}{ASSISTANT}"
+
+
+def make_turns(question: str, config: RowConfig, rng: Random) -> list[Turn]:
+    """One random chat about `question`."""
+    kind = rng.random()
+    if kind < config.evidence_share:
+        answer = exact_solution(question) + END
+        return [Turn(ask(question) + answer + ask(question), False), Turn(answer, True)]
+    retries = kind < config.evidence_share + config.retry_share
+    return _attempts(question, config.max_attempts if retries else 1, config.forget, rng)
+
+
+def _attempts(question: str, max_attempts: int, forget: float, rng: Random) -> list[Turn]:
+    turns = [Turn(ask(question), False)]
+    for attempt in range(max_attempts):
+        if attempt > 0:
+            turns.append(Turn(ask(RETRY), False))
+        solution = forgetful_solution(question, forget=forget, rng=rng)
+        turns.append(Turn(solution + END, True))
+        if first_wrong_step(solution, question) is None:
+            break
+    return turns
+
+
+def encode(turns: list[Turn], tokenizer: PreTrainedTokenizerBase) -> Row:
+    """The turns one after the other; special tokens at their borders keep them independent."""
+    token_ids: list[int] = []
+    labels: list[int] = []
+    for turn in turns:
+        ids = tokenizer(turn.text, add_special_tokens=False)["input_ids"]
+        token_ids += ids
+        labels += ids if turn.trained else [NOT_TRAINED] * len(ids)
+    return Row(token_ids, labels)
+
+
+class WarmStartRows:
+    """The endless sequence of training rows: row i asks the task's training question i."""
+
+    def __init__(
+        self, task: Task, tokenizer: PreTrainedTokenizerBase, config: RowConfig, rng: Random
+    ) -> None:
+        self._task, self._tokenizer, self._config = task, tokenizer, config
+        self._rng = rng
+        self._num_asked = 0
+
+    def next_row(self) -> Row:
+        """The next row."""
+        question = self._task.train_prompt(self._num_asked).messages[0]["content"]
+        self._num_asked += 1
+        return encode(make_turns(question, self._config, self._rng), self._tokenizer)
+
+    def batches(self, size: int, *, bucket: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
+        """Endless batches (token_ids_BL, labels_BL), padded on the right.
+
+        `bucket` batches are drawn at once and cut by length, so that little of them is padding.
+        """
+        while True:
+            pool = sorted(
+                (self.next_row() for _ in range(size * bucket)), key=lambda row: len(row.token_ids)
+            )
+            order = list(range(bucket))
+            self._rng.shuffle(order)
+            for place in order:
+                yield collate(pool[place * size : (place + 1) * size], self._tokenizer.pad_token_id)
+
+
+def collate(rows: list[Row], pad: int) -> tuple[Tensor, Tensor]:
+    """token_ids_BL padded with `pad`, labels_BL padded with `NOT_TRAINED`."""
+    length = max(len(row.token_ids) for row in rows)
+    token_ids_BL = torch.full((len(rows), length), pad)
+    labels_BL = torch.full((len(rows), length), NOT_TRAINED)
+    for place, row in enumerate(rows):
+        token_ids_BL[place, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        labels_BL[place, : len(row.labels)] = torch.tensor(row.labels)
+    return token_ids_BL, labels_BL

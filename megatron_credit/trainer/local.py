@@ -1,0 +1,150 @@
+"""Runs a job on this machine: an engine and the trainer ranks as child processes, watched."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from megatron_credit.report.curve import draw_curve
+from megatron_credit.rollouts.server import EngineServer
+from megatron_credit.trainer.checks import check_run
+from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.follow import follow
+from megatron_credit.trainer.metrics import read_metrics
+from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.start import choose_start, prepare
+from megatron_credit.trainer.worker_environment import API_KEY_VARIABLE, worker_environment
+
+STOP_TIMEOUT_S = 15.0
+LOG_LINES = 25
+
+
+class TrainerError(RuntimeError):
+    """The trainer ranks ended without finishing the run."""
+
+
+def run_locally(config: RunConfig, console: Console) -> RunDirectory:
+    """Trains to the last step and draws the curve; the run directory holds everything.
+
+    Raises ValueError, before anything is started, for what the user can correct, EngineError and
+    TrainerError for processes that died, with the end of their logs.
+    """
+    check_run(config)
+    directory = RunDirectory(config.run.directory)
+    with ExitStack() as stack:
+        checkpoint = choose_start(config, directory)
+        lock = stack.enter_context(prepare(config, directory, checkpoint))
+        if checkpoint is not None:
+            console.print(f"going on from {checkpoint}")
+        server = start_engine(config, directory)
+        stack.callback(stop_engine, server)
+        trainer = start_trainer(config, directory, checkpoint, server, inherited=lock.fileno())
+        stack.callback(stop_process, trainer)
+        follow(directory, console, watcher(trainer, server, directory, config.num_processes))
+    draw_curve(read_metrics(directory.metrics), directory.curve, title=directory.root.name)
+    return directory
+
+
+def start_engine(config: RunConfig, directory: RunDirectory) -> EngineServer | None:
+    """Our engine, still loading; None where the configuration names one that runs already."""
+    if config.engine.address is not None:
+        return None
+    return EngineServer.start(
+        config.policy.model,
+        config.engine,
+        log_path=directory.logs / "engine.log",
+        seed=config.run.seed,
+    )
+
+
+def stop_engine(server: EngineServer | None) -> None:
+    """Ends our engine; one that was attached to stays."""
+    if server is not None:
+        server.stop()
+
+
+def start_trainer(
+    config: RunConfig,
+    directory: RunDirectory,
+    checkpoint: Path | None,
+    server: EngineServer | None,
+    *,
+    inherited: int,
+) -> subprocess.Popen:
+    """torchrun with one worker a rank; its descendants keep the run's lock open."""
+    address = server.address if server is not None else config.engine.address
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        f"--nproc-per-node={config.num_processes}",
+        *("-m", "megatron_credit.trainer.worker", str(directory.root), "--engine", address),
+        *(("--checkpoint", str(checkpoint)) if checkpoint is not None else ()),
+    ]
+    environment = worker_environment()
+    if server is not None:
+        environment[API_KEY_VARIABLE] = server.api_key
+    with (directory.logs / "torchrun.log").open("w") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(inherited,),
+            preexec_fn=end_with_parent,
+        )
+
+
+def end_with_parent() -> None:
+    """Asks the kernel to end this process when its parent dies, however that happens (Linux)."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def watcher(
+    trainer: subprocess.Popen,
+    server: EngineServer | None,
+    directory: RunDirectory,
+    num_ranks: int,
+) -> Callable[[], bool]:
+    """A function that says whether the run goes on and raises when one of its processes failed."""
+
+    def goes_on() -> bool:
+        code = trainer.poll()
+        if code == 0:
+            return False
+        if server is not None:
+            server.check_alive()
+        if code is not None:
+            raise TrainerError(
+                f"the trainer ended with exit code {code}\n{failed_log(directory, num_ranks)}"
+            )
+        return True
+
+    return goes_on
+
+
+def failed_log(directory: RunDirectory, num_ranks: int) -> str:
+    """The end of the log in which the failure most likely stands: the first rank with a traceback."""
+    logs = [directory.logs / f"trainer-{rank}.log" for rank in range(num_ranks)]
+    existing = [path for path in logs if path.is_file()]
+    guilty = [path for path in existing if "Traceback" in path.read_text(errors="replace")]
+    path = (guilty or existing or [directory.logs / "torchrun.log"])[0]
+    lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join([f"the end of {path}:", *(f"  {line}" for line in lines)])
+
+
+def stop_process(process: subprocess.Popen) -> None:
+    """Ends torchrun, which ends its workers; a second, harder try after a bound."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,162 @@
+"""The training loop: the same program on every rank, no method named."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.experience import Experience, assign_credit
+
+
+class Policy(Protocol):
+    """What the loop asks of the model being trained; collective on all ranks."""
+
+    def score(self, sequences: list[TrainSequence]) -> list[Tensor]:
+        """Log-prob of each response token, a tensor a sequence."""
+        ...
+
+    def update(self, sequences: list[TrainSequence]) -> dict[str, float]:
+        """One optimizer step; the metrics of the step."""
+        ...
+
+    def save(self, step: int) -> None:
+        """Writes the checkpoint after `step`."""
+        ...
+
+
+class Rollouts(Protocol):
+    """What the loop asks of the engines; collective on all ranks."""
+
+    def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
+        """The graded rollouts of a step, the same on every rank."""
+        ...
+
+    def load_weights(self, step: int) -> dict[str, float]:
+        """Gives the engines the policy's weights as they are after `step`."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on held-out prompts; empty on the ranks that do not know."""
+        ...
+
+
+class Recorder(Protocol):
+    """Where metrics and progress go; silent on all ranks but one."""
+
+    def phase(self, step: int, name: str) -> None:
+        """A phase of a step begins."""
+        ...
+
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        """The step is over; its metrics are on disk when this returns."""
+        ...
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent in each phase of one step."""
+
+    step: int
+    recorder: Recorder
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the block under the phase's name and announces it."""
+        self.recorder.phase(self.step, name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def metrics(self, num_tokens: float) -> dict[str, float]:
+        """Seconds of the phases and of the step (rollout + train + sync), and its token rate."""
+        times = {f"timing/{name}_s": value for name, value in self.seconds.items()}
+        step_s = sum(self.seconds.get(name, 0.0) for name in ("rollout", "train", "sync"))
+        rate = num_tokens / step_s if step_s else 0.0
+        return times | {"timing/step_s": step_s, "perf/tokens_per_s": rate}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A run, from the step after `last_step` to the last."""
+
+    config: RunConfig
+    policy: Policy
+    rollouts: Rollouts
+    recorder: Recorder
+    last_step: int
+    needs: tuple[str, ...]
+    """Signals that the credit method reads, as names of `credit.Group` fields."""
+
+    def run(self) -> None:
+        """Trains; every step ends with its metrics on disk and, where due, a checkpoint."""
+        self.rollouts.load_weights(self.last_step)
+        if self.last_step == 0:
+            self._start()
+        for step in range(self.last_step + 1, self.config.trainer.steps + 1):
+            watch = Stopwatch(step, self.recorder)
+            with watch.phase("rollout"):
+                experience, metrics = self.rollouts.collect(step)
+            with watch.phase("train"):
+                metrics |= self._learn(step, experience)
+            with watch.phase("sync"):
+                metrics |= self.rollouts.load_weights(step)
+            if self._due(step, self.config.evaluation.every):
+                with watch.phase("eval"):
+                    metrics |= self.rollouts.evaluate()
+            self.recorder.record(step, metrics | watch.metrics(metrics.get("rollout/tokens", 0.0)))
+            if step == self.config.trainer.steps or self._due(step, self.config.checkpoint.every):
+                self.recorder.phase(step, "checkpoint")
+                self.policy.save(step)
+
+    def _start(self) -> None:
+        """Step 0: the accuracy before any training."""
+        watch = Stopwatch(0, self.recorder)
+        metrics: dict[str, float] = {}
+        if self.config.evaluation.every:
+            with watch.phase("eval"):
+                metrics = self.rollouts.evaluate()
+        self.recorder.record(0, metrics)
+
+    def _due(self, step: int, every: int) -> bool:
+        return bool(every) and (step % every == 0 or step == self.config.trainer.steps)
+
+    def _learn(self, step: int, experience: Experience) -> dict[str, float]:
+        """Credit, then as many optimizer steps as configured; metrics are means over those."""
+        sizes = self.config.trainer
+        logprobs = self._policy_logprobs(experience)
+        sequences, metrics = assign_credit(
+            experience,
+            self.config.credit,
+            step=step,
+            seed=self.config.run.seed,
+            policy_logprobs=logprobs,
+        )
+        if sizes.updates_per_step > 1:
+            sequences = [
+                replace(sequence, old_logprob_T=logprob_T)
+                for sequence, logprob_T in zip(sequences, logprobs, strict=True)
+            ]
+        share = len(sequences) // sizes.updates_per_step
+        parts = [sequences[k : k + share] for k in range(0, len(sequences), share)]
+        return metrics | mean_metrics([self.policy.update(part) for part in parts])
+
+    def _policy_logprobs(self, experience: Experience) -> list[Tensor] | None:
+        """Log-probs before the step's first update, when somebody reads them."""
+        if self.config.trainer.updates_per_step == 1 and "policy_logprob_NT" not in self.needs:
+            return None
+        return self.policy.score(experience.sequences)
+
+
+def mean_metrics(parts: list[dict[str, float]]) -> dict[str, float]:
+    """One record from those of a step's updates: the largest of every `_max`, the mean of the rest."""
+    combined = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        combined[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return combined

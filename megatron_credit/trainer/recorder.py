@@ -1,0 +1,42 @@
+"""Metrics and progress of a run, written by rank 0."""
+
+import time
+
+from megatron_credit.trainer.metrics import MetricsLog
+from megatron_credit.trainer.run_directory import RunDirectory
+
+
+class RunRecorder:
+    """Writes metrics.jsonl, TensorBoard and status.json."""
+
+    def __init__(self, directory: RunDirectory, *, num_steps: int, last_step: int) -> None:
+        self._directory = directory
+        self._num_steps = num_steps
+        self._metrics = MetricsLog(directory.metrics, directory.tensorboard, last_step=last_step)
+
+    def phase(self, step: int, name: str) -> None:
+        """Tells whoever watches what the run is doing since when."""
+        self._directory.write_status(
+            {"step": step, "steps": self._num_steps, "phase": name, "since": time.time()}
+        )
+
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        """The metrics of a finished step."""
+        self._metrics.write(step, metrics)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._metrics.close()
+
+
+class SilentRecorder:
+    """What the other ranks have in its place."""
+
+    def phase(self, step: int, name: str) -> None:
+        """Nothing."""
+
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

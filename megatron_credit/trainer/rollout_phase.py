@@ -1,0 +1,104 @@
+"""The engines as all trainer ranks see them: rank 0 talks to them, the others receive the results."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from megatron_credit.batch.rollout import Rollout, write_rollouts
+from megatron_credit.mcore.exchange import Exchange
+from megatron_credit.mcore.policy import Policy
+from megatron_credit.rollouts.sync import WeightSync
+from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.experience import Experience, to_sequence
+from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.sampler import Sampler, group_metrics
+
+
+class EngineRollouts:
+    """Implements the loop's `Rollouts`. Every method is called by every rank."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        directory: RunDirectory,
+        policy: Policy,
+        exchange: Exchange,
+        sampler: Sampler | None,
+        sync: WeightSync | None,
+    ) -> None:
+        """`sampler` and `sync` exist on rank 0 and are None elsewhere."""
+        self._config = config
+        self._directory = directory
+        self._policy = policy
+        self._exchange = exchange
+        self._sampler = sampler
+        self._sync = sync
+
+    def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
+        """Samples, grades and shares the groups of a step; also writes them to the run directory."""
+        rollouts, metrics = None, {}
+        if self._sampler is not None:
+            sizes = self._config.trainer
+            groups = self._sampler.train_groups(
+                step, num_prompts=sizes.prompts_per_step, num_samples=sizes.samples_per_prompt
+            )
+            rollouts = [rollout for group in groups for rollout in group]
+            write_rollouts(self._directory.rollout_file(step), rollouts)
+            metrics = group_metrics(groups)
+        return self._share(rollouts), metrics
+
+    def load_weights(self, step: int) -> dict[str, float]:
+        """Broadcasts the policy's weights; afterwards the engine's version is `step`."""
+        start = time.perf_counter()
+        weights = self._policy.weights()
+        if self._sync is None:
+            for _ in weights:  # the gathers of a streamed tensor need every rank
+                pass
+            sent = 0
+        else:
+            sent = self._sync.send(self._policy.weights_metadata(), weights, version=step)
+        seconds = time.perf_counter() - start
+        metrics = {"perf/sync_mb_per_s": sent / 1e6 / seconds}
+        if self._config.trainer.check_sync:
+            metrics |= self._check_sync(step)
+        return metrics
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on held-out prompts, on rank 0."""
+        if self._sampler is None:
+            return {}
+        metrics = {"eval/accuracy": self._sampler.accuracy(temperature=1.0)}
+        if self._config.evaluation.greedy:
+            metrics["eval/accuracy_greedy"] = self._sampler.accuracy(temperature=0.0)
+        return metrics
+
+    def _share(self, rollouts: list[Rollout] | None) -> Experience:
+        """The rollouts as training sequences, from rank 0 to all."""
+        sequences = None if rollouts is None else [to_sequence(rollout) for rollout in rollouts]
+        rewards = None if rollouts is None else torch.tensor([r.reward for r in rollouts]).double()
+        sequences, reward_R = self._exchange.share_sequences(sequences, rewards)
+        return Experience(
+            sequences=sequences,
+            reward_R=reward_R,
+            group_size=self._config.trainer.samples_per_prompt,
+        )
+
+    def _check_sync(self, step: int) -> dict[str, float]:
+        """Compares both sides' log-probs of one response sampled with the new weights.
+
+        Raises RuntimeError on every rank when they differ by more than the tolerance.
+        """
+        rollouts = None if self._sampler is None else [self._sampler.probe(step)]
+        sequence = self._share(rollouts).sequences[0]
+        temperature = self._config.sampling.temperature
+        scored_T: Tensor = self._policy.score([sequence], temperature=temperature)[0].logprob_T
+        gap = (scored_T - sequence.rollout_logprob_T).abs().max().item()
+        if not gap <= self._config.trainer.sync_tolerance:
+            raise RuntimeError(
+                f"after the weight sync of step {step} the engine's log-probs are {gap:.2e} nat away "
+                f"from the trainer's (trainer.sync_tolerance={self._config.trainer.sync_tolerance}): "
+                "the engine does not run the weights that it was sent"
+            )
+        return {"mismatch/after_sync_max": gap}

@@ -1,0 +1,31 @@
+"""Environment variables of the trainer ranks; the one place of the trainer that reads or sets any."""
+
+import os
+from collections.abc import Mapping
+
+API_KEY_VARIABLE = "MEGATRON_CREDIT_ENGINE_KEY"
+"""The engine's key travels in the environment: command lines and run directories are readable."""
+
+DEFAULTS = {
+    # OpenMP's spin barriers cost more than they give when ranks share cores.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment for the trainer ranks: ours, with defaults where ours says nothing."""
+    return {**DEFAULTS, **os.environ}
+
+
+def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The key of the engine's control endpoints, if it has one."""
+    return environment.get(API_KEY_VARIABLE)
+
+
+def global_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """This process's rank, as torchrun numbers it."""
+    return int(environment["RANK"])

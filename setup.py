@@ -1,0 +1,15 @@
+"""One distribution, two import packages: `megatron_credit` and `credit_kernels`.
+
+`kernels/` itself must never become a package: a top-level `kernels` would shadow the PyPI package of
+that name, which transformers imports.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[
+        *find_packages(include=["megatron_credit", "megatron_credit.*"]),
+        *find_packages(where="kernels", include=["credit_kernels", "credit_kernels.*"]),
+    ],
+    package_dir={"": ".", "credit_kernels": "kernels/credit_kernels"},
+)

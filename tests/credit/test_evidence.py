@@ -1,0 +1,64 @@
+"""Who serves as whose evidence: literal cases."""
+
+import math
+
+import torch
+
+from megatron_credit.credit.evidence import pick_references, pick_siblings, pick_wrong_answer
+
+NAN = math.nan
+
+
+def rewards(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_siblings_are_the_first_others():
+    positive_N, negative_NK = pick_siblings(rewards(0, 1, NAN, 0, 1), negatives=2)
+    assert positive_N.tolist() == [1, 4, 1, 1, 1]
+    assert negative_NK.tolist() == [[3, -1], [0, 3], [0, 3], [0, -1], [0, 3]]
+
+
+def test_no_sibling_is_minus_one():
+    positive_N, negative_NK = pick_siblings(rewards(1, 1))
+    assert positive_N.tolist() == [1, 0]
+    assert negative_NK.tolist() == [[-1], [-1]]
+
+
+def test_references_with_some_verified_are_verified_others():
+    reward_N = rewards(1, 0, 1, NAN, 0)
+    draws = torch.stack([pick_references(reward_N, seed=seed) for seed in range(200)])
+    assert draws[:, 0].unique().tolist() == [2]
+    assert draws[:, 2].unique().tolist() == [0]
+    assert draws[:, 1].unique().tolist() == [0, 2]
+    assert draws[:, 3].unique().tolist() == [-1]
+    assert 60 < int((draws[:, 4] == 0).sum()) < 140
+
+
+def test_references_with_none_verified_share_one():
+    for seed in range(20):
+        reference_N = pick_references(rewards(0, 0, NAN, 0), seed=seed)
+        (chosen,) = set(reference_N.tolist()) - {-1}
+        assert chosen in (0, 1, 3)
+        assert reference_N[chosen] == -1
+        assert reference_N[2] == -1
+        assert int((reference_N == chosen).sum()) == 2
+
+
+def test_no_references_with_one_or_all_verified():
+    assert pick_references(rewards(1, 0, 0), seed=0).tolist() == [-1, -1, -1]
+    assert pick_references(rewards(1, NAN, 1), seed=0).tolist() == [-1, -1, -1]
+
+
+def test_references_follow_the_seed():
+    reward_N = rewards(*[1, 0] * 20)
+    assert torch.equal(pick_references(reward_N, seed=4), pick_references(reward_N, seed=4))
+    assert not torch.equal(pick_references(reward_N, seed=4), pick_references(reward_N, seed=5))
+
+
+def test_wrong_answer_is_the_lowest_and_then_the_first():
+    assert pick_wrong_answer(rewards(0.2, 1, 0, 0, NAN)).tolist() == [2] * 5
+    excluded = pick_wrong_answer(rewards(0.2, 1, 0, 0, NAN), exclude_self=True)
+    assert excluded.tolist() == [2, 2, 3, 2, 2]
+    assert pick_wrong_answer(rewards(0, 1), exclude_self=True).tolist() == [-1, 0]
+    assert pick_wrong_answer(rewards(1, 1)).tolist() == [-1, -1]

@@ -1,0 +1,161 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from megatron_credit.batch.rollout import Prompt
+from megatron_credit.tasks import TaskConfig, build_task
+from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
+
+QUESTION = "State the final answer to the following arithmetic problem: 6 + 7 - 8 + 8 ="
+PROMPT = Prompt(id="x", messages=[{"role": "user", "content": QUESTION}], answer="13")
+
+
+@pytest.fixture(scope="module")
+def task():
+    return build_task(ChainSumConfig())
+
+
+def question(prompt):
+    return prompt.messages[0]["content"]
+
+
+def test_the_questions_are_fixed(task):
+    assert task.eval_prompts()[0] == Prompt(
+        id="chain_sum/eval/0",
+        messages=[
+            {
+                "role": "user",
+                "content": "State the final answer to the following arithmetic problem: "
+                "0 - 2 + 9 - 8 =",
+            }
+        ],
+        answer="-1",
+        metadata={"expression": "0 - 2 + 9 - 8", "num_terms": 4},
+    )
+    trained = [task.train_prompt(index).metadata["expression"] for index in (0, 1, 20_000)]
+    assert trained == ["3 - 5 + 0 + 6 + 9", "6 - 3 + 8 - 3", "9 + 6 + 0 + 3 + 4"]
+
+
+def test_answers_are_the_value_of_the_expression(task):
+    for prompt in [*task.eval_prompts(), *map(task.train_prompt, range(500))]:
+        words = prompt.metadata["expression"].replace("+ ", "+").replace("- ", "-").split()
+        assert sum(map(int, words)) == int(prompt.answer)
+        assert len(words) == prompt.metadata["num_terms"]
+        assert 4 <= len(words) <= 6
+
+
+def test_held_out_questions_are_never_trained(task):
+    held_out = [question(prompt) for prompt in task.eval_prompts()]
+    assert len(set(held_out)) == len(held_out) == 256
+    assert not set(held_out) & {question(task.train_prompt(index)) for index in range(20_000)}
+
+
+def test_a_held_out_training_question_is_replaced():
+    # 2 200 questions in all, half of them held out: about every second draw has to be replaced
+    config = ChainSumConfig(min_terms=1, max_terms=3, eval_size=1105)
+    task = ChainSum(config)
+    drawn = [question(task.train_prompt(index)) for index in range(2000)]
+    held_out = {question(prompt) for prompt in task.eval_prompts()}
+    assert len(held_out) == 1105
+    assert not held_out & set(drawn)
+    replaced = [index for index in range(2000) if task._train[index]["question"] != drawn[index]]
+    assert len(replaced) > 200
+
+
+def test_train_prompt_does_not_depend_on_the_calls_before():
+    config = ChainSumConfig(min_terms=1, max_terms=3, eval_size=1105)
+    forwards, backwards = ChainSum(config), ChainSum(config)
+    ahead = [forwards.train_prompt(index) for index in range(300)]
+    back = [backwards.train_prompt(index) for index in reversed(range(300))]
+    assert ahead == back[::-1]
+    assert forwards.train_prompt(17) == ahead[17]
+
+
+def test_eval_prompts_do_not_depend_on_the_training_seed(task):
+    other = ChainSum(ChainSumConfig(seed=30_000_000))
+    assert other.eval_prompts() == task.eval_prompts()
+    assert other.train_prompt(0) != task.train_prompt(0)
+
+
+def test_negative_index_is_refused(task):
+    with pytest.raises(ValueError, match="got index -1; prompts are numbered from 0"):
+        task.train_prompt(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("<answer>13</answer>", 1.0),
+        ("6+7=13;13-8=5;5+8=13;<answer>13</answer>", 1.0),
+        ("<answer> 13\n</answer>", 1.0),
+        ("<answer>+13</answer>", 1.0),
+        ("<answer>013</answer>", 1.0),
+        ("<answer>13.0</answer>", 1.0),
+        ("<answer>3</answer><answer>13</answer>", 1.0),
+        ("<answer>13</answer><answer>3</answer>", 0.0),
+        ("<answer>13</answer> and then <answer>", 1.0),
+        ("<answer>-13</answer>", 0.0),
+        ("<answer>13.5</answer>", 0.0),
+        ("<answer>130</answer>", 0.0),
+        ("<answer>the answer is 13</answer>", 0.0),  # reasoning-gym's partial marks
+        ("<answer>13 or 14</answer>", 0.0),
+        ("<answer>13 13</answer>", 0.0),
+        ("<answer>6+7</answer>", 0.0),
+        ("<answer></answer>", 0.0),
+        ("<answer>nan</answer>", 0.0),
+        ("<answer>sNaN</answer>", 0.0),
+        ("<answer>1e999999999</answer>", 0.0),
+        ("<answer>\uff11\uff13</answer>", 0.0),  # full-width digits
+        ("<answer>\U0001f600</answer>", 0.0),
+        ("<answer>\x00\ud800</answer>", 0.0),
+        ("<answer>" + "1" * 10**6 + "</answer>", 0.0),
+        ("<answer>" + "0" * 10**6 + "13</answer>", 0.0),
+        ("<answer>" * 10**5, 0.0),
+        ("13", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_grade(task, text, reward):
+    assert task.grade(PROMPT, text) == reward
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_terms": 5, "max_terms": 4}, "max_terms = 4 is below min_terms = 5"),
+        ({"min_digits": 2}, "max_digits = 1 is below min_digits = 2"),
+        ({"eval_seed": 10_000_500}, "are 500 apart"),
+        ({"min_terms": 1, "max_terms": 2, "eval_size": 106}, "of the 210 questions there are"),
+        ({"term": 3}, "Extra inputs"),
+        ({"kind": "chain_sums"}, "chain_sum"),
+        ({"eval_size": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_bad_configurations_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        ChainSumConfig(**fields)
+
+
+def test_task_config_is_chosen_by_kind():
+    class Run(BaseModel):
+        task: TaskConfig
+
+    run = Run.model_validate({"task": {"kind": "chain_sum", "max_terms": 9}})
+    assert run.task == ChainSumConfig(max_terms=9)
+
+
+def test_the_configuration_imports_light():
+    script = (
+        "import sys, json, megatron_credit.tasks\n"
+        "heavy = ('torch', 'transformers', 'reasoning_gym', 'numpy')\n"
+        "print(json.dumps([name for name in heavy if name in sys.modules]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == []
