@@ -1,7 +1,7 @@
 """One distribution, two import packages: `megatron_credit` and `credit_kernels`.
 
-`kernels/` itself must never become a package: a top-level `kernels` would shadow the PyPI package of
-that name, which transformers imports.
+`kernels/` itself must never become a package: a top-level `kernels` would shadow the PyPI package
+of that name, which transformers imports.
 """
 
 from setuptools import find_packages, setup

@@ -1,3 +1,3 @@
-"""Reinforcement learning with verifiable rewards on Megatron-Core, with credit where it was earned."""
+"""Reinforcement learning with verifiable rewards on Megatron-Core, credit where it was earned."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """Kernels that turn hidden states into per-token statistics without holding the logits.
 
-Depends on torch (and, for the Triton backends, triton) alone. Shape letters: T tokens, H hidden size,
+Depends on torch (and, for the Triton backends, triton) alone. Shape letters: T tokens, H hidden,
 V rows of the output weight on this rank.
 """
 

@@ -9,7 +9,7 @@ AVAILABLE: tuple[Backend, ...] = ("torch",)
 
 
 def choose_backend(requested: str) -> Backend:
-    """The backend that will run. ValueError for one that is unknown or not built: never a fallback."""
+    """The backend that will run; ValueError for an unknown or unbuilt one, never a fallback."""
     if requested == "auto":
         return "torch"
     if requested not in AVAILABLE:

@@ -1,7 +1,7 @@
 """Vocabulary parallelism as a value: which columns a rank holds, and how local statistics merge.
 
-Local statistics are made without communication, merged by one MAX and one SUM all-reduce however the
-work was cut into tiles, and finished without communication. The only module that communicates.
+Local statistics are made without communication, merged by one MAX and one SUM all-reduce however
+the work was cut into tiles, and finished without communication. The only module that communicates.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class SoftmaxStats:
 
 
 def reduce(stats: LocalStats, group: dist.ProcessGroup | None) -> LocalStats:
-    """The statistics over the columns of all ranks of the group; two all-reduces, none when alone."""
+    """The statistics over the columns of all ranks of the group: two all-reduces, or none."""
     if group is None:
         return stats
     max_T = stats.max_T.clone()

@@ -17,8 +17,8 @@ def assign(name: str, group: Group, **hyper: Any) -> CreditResult:
     """The advantage of each token of the group under the named method.
 
     Raises ValueError: unknown method or hyper-parameter (with the nearest valid name), a value that
-    the method does not accept, a signal that the method needs and the group lacks. No gradient flows
-    through the result, and the group's tensors are not written to.
+    the method does not accept, a signal that the method needs and the group lacks. No gradient
+    flows through the result, and the group's tensors are not written to.
     """
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, 1, cutoff=0.4)

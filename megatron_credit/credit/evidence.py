@@ -42,7 +42,7 @@ def pick_references(reward_N: Tensor, *, seed: int) -> Tensor:
     reference_N = torch.full((len(reward_N),), NONE, device=reward_N.device)
     if len(valid) < 2 or len(verified) == 1 or len(verified) == len(valid):
         return reference_N
-    shared = [valid[_draw(len(valid), generator)]] if not verified else verified
+    shared = verified or [valid[_draw(len(valid), generator)]]
     for row in valid:
         others = [index for index in shared if index != row]
         if others:
@@ -57,8 +57,8 @@ def _draw(count: int, generator: torch.Generator) -> int:
 def pick_wrong_answer(reward_N: Tensor, *, exclude_self: bool = False) -> Tensor:
     """[N]: for CEPO (2605.19436) the rollout whose answer serves as the wrong one, or -1.
 
-    It is the lowest reward below 0.5, lowest index on ties, for the whole group; `exclude_self` gives
-    that rollout itself the next one.
+    It is the lowest reward below 0.5, lowest index on ties, for the whole group; `exclude_self`
+    gives that rollout itself the next one.
     """
     wrong = is_wrong(reward_N).nonzero()[:, 0].tolist()
     ranked = sorted(wrong, key=lambda index: (float(reward_N[index]), index))

@@ -122,5 +122,6 @@ def _check_shape(
         known, owner = sizes.setdefault(letter, (size, name))
         if size != known:
             raise ValueError(
-                f"{name} has shape {shape}, expected {expected} with {letter} = {known} as in {owner}"
+                f"{name} has shape {shape}, expected {expected} with {letter} = {known} as in "
+                f"{owner}"
             )

@@ -1,4 +1,4 @@
-"""What can be known before any process is started: files, sizes and names that must fit together."""
+"""What can be known before any process is started: files, sizes, names that must fit together."""
 
 import json
 from pathlib import Path
@@ -43,8 +43,8 @@ def check_credit(config: RunConfig) -> None:
     missing = [name for name in method.needs if name not in COMPUTED_SIGNALS]
     if missing:
         raise ValueError(
-            f"credit.method={config.credit.method!r} needs {', '.join(missing)}, which this version "
-            "computes only outside of a run"
+            f"credit.method={config.credit.method!r} needs {', '.join(missing)}, which this "
+            "version computes only outside of a run"
         )
 
 
@@ -73,7 +73,7 @@ def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"{model}: the tokenizer does not load: {error}") from None
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"{model}: the tokenizer has no chat template; add chat_template to tokenizer_config.json"
+            f"{model}: the tokenizer has no chat template; add one to tokenizer_config.json"
         )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{model}: the tokenizer has no eos_token; name one, or no response ends")
@@ -113,6 +113,6 @@ def check_lengths(
     if needed > context:
         raise ValueError(
             f"prompt {longest!r} has {lengths[longest]} tokens; with sampling.max_new_tokens="
-            f"{config.sampling.max_new_tokens} it needs {needed}, but engine.max_model_len={context}"
-            f"; raise it, or allow at most {context - lengths[longest]} new tokens"
+            f"{config.sampling.max_new_tokens} it needs {needed}, but engine.max_model_len="
+            f"{context}; raise it, or allow at most {context - lengths[longest]} new tokens"
         )

@@ -1,4 +1,4 @@
-"""The configuration of a run: one TOML file, closed and frozen, sections owned by their packages."""
+"""The configuration of a run: a closed, frozen TOML file, sections owned by their packages."""
 
 from pathlib import Path
 from typing import Any, Literal

@@ -51,8 +51,8 @@ def assign_credit(
 ) -> tuple[list[TrainSequence], dict[str, float]]:
     """The sequences with their advantages, and the credit metrics averaged over the groups.
 
-    `policy_logprobs` holds log p of each sequence's response tokens under the current policy, where the
-    method needs them. Pure: every rank computes the same.
+    `policy_logprobs` holds log p of each sequence's response tokens under the current policy, where
+    the method needs them. Pure: every rank computes the same.
     """
     sequences, totals = [], dict[str, float]()
     for place in experience.groups():

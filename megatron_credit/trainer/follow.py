@@ -54,8 +54,8 @@ def print_new_lines(directory: RunDirectory, console: Console, shown: int) -> in
 
 def one_line(record: dict[str, float]) -> str:
     """A record as `step 12 | reward 0.750 | ...`, without what it lacks."""
-    cells = [f"{label} {cell(record, name, form)}" for label, name, form in COLUMNS if name in record]
-    return " | ".join(cells)
+    shown = [column for column in COLUMNS if column[1] in record]
+    return " | ".join(f"{label} {cell(record, name, form)}" for label, name, form in shown)
 
 
 def cell(record: dict[str, float], name: str, form: str) -> str:

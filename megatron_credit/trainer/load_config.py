@@ -19,8 +19,8 @@ class ConfigError(ValueError):
 def load_config(path: Path, overrides: list[str]) -> RunConfig:
     """The configuration of `path` with `section.key=value` overrides applied.
 
-    Raises ConfigError: missing file, malformed TOML, unknown key (with the nearest name), wrong type,
-    sections that contradict each other.
+    Raises ConfigError: missing file, malformed TOML, unknown key (with the nearest name), wrong
+    type, sections that contradict each other.
     """
     return parse_config(read_toml(path), overrides, source=str(path))
 
@@ -32,8 +32,8 @@ def parse_config(tree: dict[str, Any], overrides: list[str], *, source: str) -> 
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        lines = [describe(item) for item in error.errors()]
-        raise ConfigError(f"{source}: " + "\n  ".join(["not a valid configuration", *lines])) from None
+        lines = [f"{source}: not a valid configuration", *map(describe, error.errors())]
+        raise ConfigError("\n  ".join(lines)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Runs a job on this machine: an engine and the trainer ranks as child processes, watched."""
 
-import ctypes
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from megatron_credit.report.curve import draw_curve
-from megatron_credit.rollouts.server import EngineServer
+from megatron_credit.rollouts.server import EngineServer, end_with_parent
 from megatron_credit.trainer.checks import check_run
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.follow import follow
@@ -99,12 +97,6 @@ def start_trainer(
         )
 
 
-def end_with_parent() -> None:
-    """Asks the kernel to end this process when its parent dies, however that happens (Linux)."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
 def watcher(
     trainer: subprocess.Popen,
     server: EngineServer | None,
@@ -129,7 +121,7 @@ def watcher(
 
 
 def failed_log(directory: RunDirectory, num_ranks: int) -> str:
-    """The end of the log in which the failure most likely stands: the first rank with a traceback."""
+    """The end of the log where the failure most likely stands: the first rank with a traceback."""
     logs = [directory.logs / f"trainer-{rank}.log" for rank in range(num_ranks)]
     existing = [path for path in logs if path.is_file()]
     guilty = [path for path in existing if "Traceback" in path.read_text(errors="replace")]

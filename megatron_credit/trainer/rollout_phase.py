@@ -1,4 +1,4 @@
-"""The engines as all trainer ranks see them: rank 0 talks to them, the others receive the results."""
+"""The engines as the trainer ranks see them: rank 0 talks to them, the others get the results."""
 
 import time
 
@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 from megatron_credit.batch.rollout import Rollout, write_rollouts
-from megatron_credit.mcore.exchange import Exchange
+from megatron_credit.mcore.exchange import (
+    broadcast_payload,
+    decode_sequences,
+    encode_sequences,
+)
 from megatron_credit.mcore.policy import Policy
 from megatron_credit.rollouts.sync import WeightSync
 from megatron_credit.trainer.config import RunConfig
@@ -24,7 +28,6 @@ class EngineRollouts:
         config: RunConfig,
         directory: RunDirectory,
         policy: Policy,
-        exchange: Exchange,
         sampler: Sampler | None,
         sync: WeightSync | None,
     ) -> None:
@@ -32,12 +35,11 @@ class EngineRollouts:
         self._config = config
         self._directory = directory
         self._policy = policy
-        self._exchange = exchange
         self._sampler = sampler
         self._sync = sync
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
-        """Samples, grades and shares the groups of a step; also writes them to the run directory."""
+        """Samples, grades and shares the groups of a step, and writes them to the run directory."""
         rollouts, metrics = None, {}
         if self._sampler is not None:
             sizes = self._config.trainer
@@ -76,12 +78,15 @@ class EngineRollouts:
 
     def _share(self, rollouts: list[Rollout] | None) -> Experience:
         """The rollouts as training sequences, from rank 0 to all."""
-        sequences = None if rollouts is None else [to_sequence(rollout) for rollout in rollouts]
-        rewards = None if rollouts is None else torch.tensor([r.reward for r in rollouts]).double()
-        sequences, reward_R = self._exchange.share_sequences(sequences, rewards)
+        tensors: dict[str, Tensor] = {}
+        if rollouts is not None:
+            tensors = encode_sequences([to_sequence(rollout) for rollout in rollouts])
+            rewards = [rollout.reward for rollout in rollouts]
+            tensors["reward_R"] = torch.tensor(rewards, dtype=torch.float64)
+        _, shared = broadcast_payload({}, tensors)
         return Experience(
-            sequences=sequences,
-            reward_R=reward_R,
+            sequences=decode_sequences(shared),
+            reward_R=shared["reward_R"],
             group_size=self._config.trainer.samples_per_prompt,
         )
 
@@ -97,8 +102,8 @@ class EngineRollouts:
         gap = (scored_T - sequence.rollout_logprob_T).abs().max().item()
         if not gap <= self._config.trainer.sync_tolerance:
             raise RuntimeError(
-                f"after the weight sync of step {step} the engine's log-probs are {gap:.2e} nat away "
-                f"from the trainer's (trainer.sync_tolerance={self._config.trainer.sync_tolerance}): "
-                "the engine does not run the weights that it was sent"
+                f"after the weight sync of step {step} the engine's log-probs are {gap:.2e} nat "
+                f"away from the trainer's (trainer.sync_tolerance="
+                f"{self._config.trainer.sync_tolerance}): it does not run the weights it was sent"
             )
         return {"mismatch/after_sync_max": gap}

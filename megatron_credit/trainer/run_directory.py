@@ -51,8 +51,8 @@ class RunDirectory:
             owner = handle.read().strip() or "unknown"
             handle.close()
             raise ValueError(
-                f"another run (process {owner}) is at work in {self.root}; wait for it, stop it, or "
-                "set run.directory to another place"
+                f"another run (process {owner}) is at work in {self.root}; wait for it, stop it, "
+                "or set run.directory to another place"
             ) from None
         handle.truncate(0)
         handle.write(str(os.getpid()))
@@ -101,7 +101,7 @@ def checkpoint_step(path: Path) -> int:
     match = CHECKPOINT_NAME.fullmatch(path.name)
     if match is None or not path.is_dir():
         raise ValueError(
-            f"run.resume={path} is not a checkpoint directory; expected an existing directory named "
-            "like step-000020"
+            f"run.resume={path} is not a checkpoint directory; expected an existing directory "
+            "named like step-000020"
         )
     return int(match[1])

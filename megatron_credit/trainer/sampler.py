@@ -15,8 +15,8 @@ from megatron_credit.tasks.base import Task
 class Sampler:
     """Samples groups of rollouts from the engine and grades them.
 
-    Every choice follows from (seed, step, prompt), never from what was drawn before, so a resumed run
-    draws what an uninterrupted one would have drawn.
+    Every choice follows from (seed, step, prompt), never from what was drawn before, so a resumed
+    run draws what an uninterrupted one would have drawn.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Sampler:
         return sum(group[0].reward == 1.0 for group in groups) / len(groups)
 
     def probe(self, step: int) -> Rollout:
-        """One rollout of a held-out prompt, for comparing the engine's log-probs with the trainer's."""
+        """One rollout of a held-out prompt, to compare the engine's log-probs with the trainer's."""
         prompt = self._task.eval_prompts()[:1]
         return self._groups(prompt, 1, self._sampling.temperature, f"probe-{step}")[0][0]
 

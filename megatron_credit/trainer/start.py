@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import IO
 
-from megatron_credit.mcore.architecture import read_architecture
-from megatron_credit.mcore.manifest import check_manifest
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.metrics import keep_metrics
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
@@ -40,10 +38,9 @@ def choose_start(config: RunConfig, directory: RunDirectory) -> Path | None:
     step = checkpoint_step(checkpoint)
     if step > config.trainer.steps:
         raise ValueError(
-            f"{checkpoint} is after step {step}, beyond trainer.steps={config.trainer.steps}; raise "
-            "trainer.steps or start in another run.directory"
+            f"{checkpoint} is after step {step}, beyond trainer.steps={config.trainer.steps}; "
+            "raise trainer.steps or start in another run.directory"
         )
-    check_manifest(checkpoint, read_architecture(config.policy.model))
     return checkpoint
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +13,6 @@ cpu_mode.enable()  # before anything imports megatron
 from transformers import AutoTokenizer  # noqa: E402
 
 from megatron_credit.credit import METHODS  # noqa: E402
-from megatron_credit.mcore.exchange import Exchange  # noqa: E402
 from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
 from megatron_credit.mcore.parallel import Ranks, start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
@@ -51,8 +51,20 @@ def main() -> None:
         last_step = checkpoint_step(arguments.checkpoint)
     client = connect(config, directory, arguments.engine) if ranks.rank == 0 else None
     train(config, directory, policy, ranks=ranks, client=client, last_step=last_step)
-    write_checkpoint(directory.model, policy.weights(), config.policy.model, is_writer=client is not None)
+    export_model(config, directory, policy, is_writer=client is not None)
     stop_parallel()
+
+
+def export_model(
+    config: RunConfig, directory: RunDirectory, policy: Policy, *, is_writer: bool
+) -> None:
+    """Writes the trained model as a Hugging Face directory, in place of one of an earlier end."""
+    if not is_writer:
+        for _ in policy.weights():  # the gathers of a streamed tensor need every rank
+            pass
+        return
+    shutil.rmtree(directory.model, ignore_errors=True)
+    write_checkpoint(directory.model, policy.weights(), config.policy.model)
 
 
 def train(
@@ -75,7 +87,6 @@ def train(
         config=config,
         directory=directory,
         policy=policy,
-        exchange=Exchange(ranks),
         sampler=build_sampler(config, client) if is_leader else None,
         sync=WeightSync([client], config.engine) if is_leader else None,
     )

@@ -1,4 +1,4 @@
-"""Environment variables of the trainer ranks; the one place of the trainer that reads or sets any."""
+"""Environment variables of the trainer ranks; the trainer's one place that reads or sets any."""
 
 import os
 from collections.abc import Mapping

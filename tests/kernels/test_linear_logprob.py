@@ -4,10 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import credit_kernels
 import pytest
 import torch
-
-import credit_kernels
 from credit_kernels import VocabShard, linear_logprob
 from credit_kernels.logprob import chunked
 from credit_kernels.logprob.cases import CASES

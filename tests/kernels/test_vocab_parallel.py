@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
 from credit_kernels import VocabShard, linear_logprob
 from credit_kernels.logprob.cases import CASES
 

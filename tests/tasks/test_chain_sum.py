@@ -62,8 +62,10 @@ def test_a_held_out_training_question_is_replaced():
     held_out = {question(prompt) for prompt in task.eval_prompts()}
     assert len(held_out) == 1105
     assert not held_out & set(drawn)
-    replaced = [index for index in range(2000) if task._train[index]["question"] != drawn[index]]
-    assert len(replaced) > 200
+    # with one question held out, all but a few of the draws stand as reasoning-gym made them
+    plain = ChainSum(config.model_copy(update={"eval_size": 1}))
+    kept = [index for index in range(2000) if question(plain.train_prompt(index)) == drawn[index]]
+    assert 200 < len(kept) < 1800
 
 
 def test_train_prompt_does_not_depend_on_the_calls_before():

@@ -1,4 +1,4 @@
-"""Log-prob and entropy of target tokens from hidden states and the output weight, logits never held."""
+"""Log-prob and entropy of target tokens from hidden states; the logits are never held."""
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ def linear_logprob(
 
     logits = softcap(hidden @ weight.T) / temperature, in float32 whatever the inputs' type (float64
     for float64 inputs); softcap(z) is softcap tanh(z / softcap). `weight_VH` holds the rows
-    shard.start..shard.stop-1 (default: all of the vocabulary); columns from shard.total on are padding.
-    A target outside [0, total) makes an ignored row: 0 in both outputs, no gradient, its hidden state
-    never read. Differentiable once, in hidden and weight, through both outputs. With a shard's group
-    the gradient of hidden is this rank's part, to be summed over the group by the caller; two
-    all-reduces forward, none backward. The result is the same with and without gradient, bit for bit.
+    shard.start..shard.stop-1 (default: the whole vocabulary); columns from shard.total on are
+    padding. A target outside [0, total) makes an ignored row: 0 in both outputs, no gradient, its
+    hidden state never read. Differentiable once, in hidden and weight, through both outputs. With a
+    shard's group the gradient of hidden is this rank's part, to be summed over the group by the
+    caller; two all-reduces forward, none backward. The same with and without gradient, bit for bit.
 
     Raises ValueError for shapes, types, devices or numbers that do not fit together.
     """

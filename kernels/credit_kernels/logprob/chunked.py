@@ -77,7 +77,7 @@ class Head:
     """The rows and columns that count, and how their logits are made."""
 
     scaled_RH: Tensor
-    """Hidden states in the type of the computation; over the temperature where no cap comes between."""
+    """Hidden states in the computing type; over the temperature unless a cap comes between."""
     weight_VH: Tensor
     columns: int
     start: int
@@ -196,7 +196,7 @@ class Incoming:
 def gradients(
     head: Head, incoming: Incoming, wants_hidden: bool, wants_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the chosen hidden rows and of the weight; sums in the type of the computation."""
+    """Gradients of the chosen hidden rows and of the weight, summed in the computing type."""
     grad_RH = torch.zeros_like(head.scaled_RH) if wants_hidden else None
     grad_VH = torch.zeros_like(head.weight_VH) if wants_weight else None
     buffer = head.buffer()

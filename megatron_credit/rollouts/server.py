@@ -1,0 +1,143 @@
+"""A vLLM server of our own: started on loopback, watched, and never left behind."""
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import torch
+
+from megatron_credit.rollouts import vllm_api
+from megatron_credit.rollouts.config import EngineConfig
+from megatron_credit.rollouts.errors import EngineError, log_tail
+from megatron_credit.rollouts.guard import KEY_VARIABLE
+
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.2
+
+
+class EngineServer:
+    """A server process with its children; `start` returns while it still loads."""
+
+    def __init__(
+        self, process: subprocess.Popen, *, port: int, api_key: str, log_path: Path
+    ) -> None:
+        self._process = process
+        self._log_path = log_path
+        self.address = f"http://127.0.0.1:{port}"
+        self.api_key = api_key
+
+    @classmethod
+    def start(
+        cls, model_dir: Path, config: EngineConfig, *, log_path: Path, seed: int
+    ) -> "EngineServer":
+        """Starts the server. ValueError, before anything is started, where its port is in use."""
+        port = config.port or free_port()
+        require_free(port)
+        api_key = secrets.token_urlsafe(24)
+        command = vllm_api.server_command(
+            model_dir.absolute(), config, port=port, seed=seed, backend=weight_backend(config)
+        )
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            **vllm_api.server_environment(),
+            KEY_VARIABLE: api_key,
+        }
+        with log_path.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its children can be ended as one group
+                preexec_fn=end_with_parent,
+            )
+        return cls(process, port=port, api_key=api_key, log_path=log_path)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server; its children share its process group."""
+        return self._process.pid
+
+    def check_alive(self) -> None:
+        """Raises EngineError with the end of the log when the server has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise EngineError(
+                f"the engine at {self.address} (process {self.pid}) ended with exit code {code}"
+                + log_tail(self._log_path)
+            )
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Returns when the server answers; EngineError when it ends before or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self.check_alive()
+            if is_healthy(self.address):
+                return
+            time.sleep(POLL_S)
+        raise EngineError(
+            f"the engine at {self.address} did not answer within {timeout_s:.0f} s of its start"
+            + log_tail(self._log_path)
+        )
+
+    def stop(self) -> None:
+        """Ends the server and its children, the hard way where asking does not help."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing of the group is left
+        self._process.wait()
+
+
+def is_healthy(address: str) -> bool:
+    """Whether a server answers there and can serve."""
+    try:
+        return httpx.get(address + vllm_api.HEALTH, timeout=5.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def weight_backend(config: EngineConfig) -> str:
+    """gloo or nccl; `auto` goes by whether this machine has CUDA."""
+    if config.weight_backend != "auto":
+        return config.weight_backend
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def require_free(port: int) -> None:
+    """ValueError where somebody listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(
+                f"engine.port={port} cannot be used ({error.strerror}); set another, or 0 for a free one"
+            ) from None
+
+
+def end_with_parent() -> None:
+    """Asks the kernel to end this process when its parent dies, however that happens (Linux)."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)

@@ -1,0 +1,129 @@
+"""Everything that is vLLM's naming and may move with its next release (0.32): arguments, paths, JSON."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_credit.batch.rollout import Completion, VersionSpan
+from megatron_credit.rollouts.config import EngineConfig
+
+HEALTH = "/health"
+GENERATE = "/inference/v1/generate"
+VERSION = "/weight_info"
+RESET_CACHE = "/reset_prefix_cache"
+INIT_TRANSFER = "/init_weight_transfer_engine"
+START_UPDATE = "/start_weight_update"
+UPDATE = "/update_weights"
+FINISH_UPDATE = "/finish_weight_update"
+SET_VERSION = "/update_weight_version"
+
+PREFILL_TOKENS = 8192
+"""Prompt tokens that a CPU engine reads in one step."""
+
+DEFAULT_VERSION = "default"
+"""What vLLM calls the weights that it loaded itself."""
+
+
+def server_command(
+    model_dir: Path, config: EngineConfig, *, port: int, seed: int, backend: str
+) -> list[str]:
+    """The command line of a server."""
+    options = {
+        "model": str(model_dir),
+        "served-model-name": "policy",
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": config.dtype,
+        "max-model-len": config.max_model_len,
+        "max-num-seqs": config.max_num_seqs,
+        "tensor-parallel-size": config.tensor_parallel,
+        "seed": seed,
+        # The default reports log-probs before the temperature, up to nats away from the sampled ones.
+        "logprobs-mode": "processed_logprobs",
+        "weight-transfer-config": json.dumps({"backend": backend}),
+        "middleware": "megatron_credit.rollouts.guard.RequireKey",
+        "uvicorn-log-level": "warning",
+    }
+    if backend == "gloo":
+        # Importing it registers the backend in every worker.
+        options["worker-extension-cls"] = "megatron_credit.rollouts.gloo_worker.WorkerExtension"
+        options["kv-cache-memory-bytes"] = config.kv_cache_mib << 20
+        options["max-num-batched-tokens"] = max(PREFILL_TOKENS, config.max_model_len)
+    else:
+        options["gpu-memory-utilization"] = config.gpu_memory
+    switches = ["enable-scale-out", "skip-tokenizer-init", "disable-log-stats"]
+    if backend == "gloo":
+        # Compiling costs 20 s and gains a tenth on a CPU. A seeded request whose prompt is split over
+        # two steps kills a CPU engine ("CPU Generator does not use offset").
+        switches += ["enforce-eager", "no-enable-chunked-prefill"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    return command + [f"--{name}" for name in switches]
+
+
+def server_environment() -> dict[str, str]:
+    """Environment of a server, on top of the trainer's."""
+    return {
+        # Control endpoints exist in development mode only.
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def generate_request(
+    prompt_ids: Sequence[int],
+    *,
+    num_samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int],
+    seed: int,
+) -> dict[str, Any]:
+    """Body of a GENERATE call; temperature 0 is greedy."""
+    return {
+        "token_ids": list(prompt_ids),
+        "sampling_params": {
+            "n": num_samples,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "max_tokens": max_new_tokens,
+            "stop_token_ids": list(stop_token_ids),
+            "ignore_eos": True,  # the stop tokens decide, not what the model directory says
+            "seed": seed,
+            "logprobs": 0,
+            "detokenize": False,
+        },
+    }
+
+
+def completions(body: dict[str, Any]) -> list[Completion]:
+    """The samples in a GENERATE answer, in order."""
+    return [
+        Completion(
+            token_ids=choice["token_ids"],
+            logprobs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
+            finish_reason=choice["finish_reason"],
+            versions=[
+                VersionSpan(version_number(span["version"]), span["start"], span["end"])
+                for span in choice["weight_versions"] or ()
+            ],
+        )
+        for choice in sorted(body["choices"], key=lambda choice: choice["index"])
+    ]
+
+
+def version_number(label: str) -> int:
+    """Our version number of vLLM's label; -1 for weights that it loaded itself."""
+    return -1 if label == DEFAULT_VERSION else int(label)
+
+
+def update_info(names: list[str], dtypes: list[str], shapes: list[list[int]]) -> dict[str, Any]:
+    """Body of an UPDATE call."""
+    return {"update_info": {"names": names, "dtype_names": dtypes, "shapes": shapes}}
