@@ -12,8 +12,8 @@ class CreditResult:
     advantage_NT: Tensor
     """[N, T] float32."""
     metrics: dict[str, float]
-    """Always has `group/invalid_rewards` (rollouts without a verdict) and `group/singleton` (1 where
-    fewer than two rollouts have one)."""
+    """Always has `group/invalid_rewards`, the rollouts without a verdict, and `group/singleton`, 1
+    where fewer than two rollouts have one."""
     evidence_weight_NT: Tensor | None = None
     """VERPO: the controller w."""
     evidence_mask_NT: Tensor | None = None

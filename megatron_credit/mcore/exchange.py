@@ -1,4 +1,4 @@
-"""From the rank that talks to the engines to all others: JSON and tensors, never pickled objects."""
+"""From the rank that talks to the engines to all others: JSON and tensors, never pickles."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from megatron_credit.batch.sequence import TrainSequence, all_or_none
+from megatron_credit.mcore.parallel import Ranks
 
 _RESPONSE_FIELDS = ("mask_T", "rollout_logprob_T", "advantage_T")
 _OPTIONAL_FIELDS = ("old_logprob_T", "reference_logprob_T")
@@ -20,8 +21,8 @@ def broadcast_payload(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Global rank 0's header (a JSON object) and CPU tensors, on every rank.
 
-    Collective over the world. Rank 0 gives them, the others nothing. TypeError, on rank 0 and before
-    anything is sent, where the header is not JSON.
+    Collective over the world. Rank 0 gives them, the others nothing. TypeError, on rank 0 and
+    before anything is sent, where the header is not JSON.
     """
     if not dist.is_initialized() or dist.get_rank() == 0:
         text = json.dumps(dict(header or {})).encode()
@@ -50,6 +51,25 @@ def collective_device() -> torch.device:
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+class Exchange:
+    """What the loop shares between ranks. Every method is called by every rank."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._is_source = ranks.rank == 0
+
+    def share_sequences(
+        self, sequences: Sequence[TrainSequence] | None, reward_R: Tensor | None
+    ) -> tuple[list[TrainSequence], Tensor]:
+        """Rank 0's sequences and the reward of each; the other ranks give None."""
+        payload = {}
+        if self._is_source:
+            if sequences is None or reward_R is None or len(sequences) != len(reward_R):
+                raise ValueError("rank 0 shares a list of sequences and one reward for each")
+            payload = encode_sequences(sequences) | {"reward_R": reward_R}
+        _, payload = broadcast_payload(tensors=payload)
+        return decode_sequences(payload), payload["reward_R"]
 
 
 def encode_sequences(sequences: Sequence[TrainSequence]) -> dict[str, Tensor]:

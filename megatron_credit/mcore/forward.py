@@ -1,7 +1,7 @@
-"""The forward pass of packed micro-batches to log-probs and entropies, for scoring and training alike.
+"""The forward pass of packed micro-batches to log-probs and entropies, in scoring and in training.
 
-No tensor of tokens x vocabulary is ever made: the output layer is never called, its weight goes with
-the hidden states into `credit_kernels.linear_logprob`.
+No tensor of tokens x vocabulary is ever made: the output layer is never called, its weight goes
+with the hidden states into `credit_kernels.linear_logprob`.
 
 Shape letters: P positions of a packed micro-batch on this context rank, R those that predict a
 response token, H hidden, V this rank's rows of the output weight.

@@ -32,7 +32,7 @@ def distribute(
 ) -> list[DistributedDataParallel]:
     """The chunks wrapped so that float32 gradients are summed over the data and context ranks.
 
-    Summed, not averaged: losses are divided by the global count before (`calculate_per_token_loss`).
+    Summed, not averaged: each loss was divided by the global count (`calculate_per_token_loss`).
     Parameters are current after every optimizer step; no gather is left open.
     """
     config = chunks[0].config
@@ -84,9 +84,7 @@ class StepResult:
 class PolicyOptimizer:
     """Megatron's optimizer of the wrapped chunks, with our schedule."""
 
-    def __init__(
-        self, chunks: Sequence[DistributedDataParallel], config: OptimizerConfig
-    ) -> None:
+    def __init__(self, chunks: Sequence[DistributedDataParallel], config: OptimizerConfig) -> None:
         self.chunks = list(chunks)
         self.config = config
         self.num_steps = 0

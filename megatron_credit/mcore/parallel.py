@@ -1,5 +1,6 @@
 """Starts the process groups of a layout and says where this process stands in it."""
 
+import contextlib
 import math
 from dataclasses import dataclass
 from datetime import timedelta
@@ -86,20 +87,21 @@ def stop_parallel(*, keep_world: bool = False) -> None:
     With `keep_world` another layout can be started in the same processes. Collective then, so that
     no process closes a group that another still uses.
     """
-    # megatron only forgets its groups; each one left open keeps two threads and its sockets.
-    groups = parallel_state._global_process_group_list or []
+    groups = dict.fromkeys(parallel_state._global_process_group_list or ())
+    if keep_world:
+        dist.barrier()
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
-    if not dist.is_initialized():
-        return
     if not keep_world:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return
-    dist.barrier()
     for group in groups:
-        # None stands for the world; a group this process is not in is a plain marker.
-        if isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
+        # megatron forgets its groups, all but a few, without closing them; each left open keeps
+        # two threads and its sockets. None stands for the world; a closed group is a ValueError.
+        if group is not None:
+            with contextlib.suppress(ValueError):
+                dist.destroy_process_group(group)
 
 
 def _join_world(timeout: timedelta) -> None:

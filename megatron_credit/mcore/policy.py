@@ -1,4 +1,4 @@
-"""The policy that is trained: scores token sequences, takes optimizer steps, hands out its weights."""
+"""The policy that is trained: scores sequences, takes optimizer steps, hands out its weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -57,9 +57,9 @@ class Policy:
         self.ranks = ranks
         self.tokens_per_microbatch = tokens_per_microbatch
         self.chunks = list(chunks)
-        self.wrapped = distribute(
-            self.chunks, distributed_optimizer=parallel.distributed_optimizer
-        )
+        # Plain SGD has no state to split, and megatron's distributed optimizer refuses it.
+        splits_state = parallel.distributed_optimizer and optimizer.kind == "adam"
+        self.wrapped = distribute(self.chunks, distributed_optimizer=splits_state)
         self.optimizer = PolicyOptimizer(self.wrapped, optimizer)
         self.device = next(self.chunks[0].parameters()).device
 
@@ -120,7 +120,9 @@ class Policy:
         packer = self._packer(sequences, [0.0] * len(sequences))
         found_2T = torch.zeros(2, packer.slots[-1], device=self.device)
 
-        def collect(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> tuple[Tensor, None]:
+        def collect(
+            batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor
+        ) -> tuple[Tensor, None]:
             found_2T[:, batch.slot_P[batch.row_R]] = torch.stack([logprob_R, entropy_R])
             return logprob_R.sum(), None
 
@@ -155,7 +157,9 @@ class Policy:
         norm = normaliser([sequence.num_trained for sequence in sequences], objective)
         packer = self._packer(sequences, norm.weight_N)
 
-        def loss(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> tuple[Tensor, LossSums]:
+        def loss(
+            batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor
+        ) -> tuple[Tensor, LossSums]:
             inputs = token_inputs(batch, logprob_R, entropy_R)
             part = policy_loss(inputs, objective)
             # The one division; gradients and losses are plain sums from here on.
@@ -226,7 +230,7 @@ class Policy:
 def token_inputs(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> TokenInputs:
     """What the objective needs of the rows that predict a response token.
 
-    Where no older policy's log-probs are given, the policy of this very forward pass is the old one.
+    Where no older policy's log-probs are given, the policy of this very pass is the old one.
     """
     row_R = batch.row_R
     old_R = logprob_R.detach() if batch.old_logprob_P is None else batch.old_logprob_P[row_R]

@@ -13,7 +13,7 @@ class ObjectiveConfig(Settings):
     clip_low: float = Field(0.2, gt=0, lt=1)
     """Lower clip: ratio >= 1 - this."""
     clip_high: float = Field(0.2, gt=0)
-    """Upper clip: ratio <= 1 + this. Above the lower one it keeps rare tokens alive (2503.14476)."""
+    """Upper clip: ratio <= 1 + this. Larger than the lower, it keeps rare tokens (2503.14476)."""
     normalisation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """What the loss sum of an optimizer step is divided by, once: its trained tokens; its rollouts
     that have any, after a mean over the tokens of each; its rollouts times `constant_length`."""
@@ -33,7 +33,7 @@ class ObjectiveConfig(Settings):
     def _constant_has_a_length(self) -> "ObjectiveConfig":
         if self.normalisation == "constant" and self.constant_length is None:
             raise ValueError(
-                "normalisation='constant' divides by rollouts x constant_length; set constant_length, "
-                "normally to the longest response allowed"
+                "normalisation='constant' divides by rollouts x constant_length; set "
+                "constant_length, normally to the longest response allowed"
             )
         return self

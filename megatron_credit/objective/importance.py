@@ -1,4 +1,4 @@
-"""Correction for an engine whose log-probs are not quite the trainer's (same weights, other code)."""
+"""Correction for an engine whose log-probs are not quite the trainer's, for the same weights."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +26,7 @@ def importance_correction(
     kind: Literal["none", "truncate", "mask"],
     cap: float,
 ) -> Correction:
-    """With r = exp(old - rollout): min(r, cap), or 1 where r is within [1 / cap, cap] and 0 outside."""
+    """With r = exp(old - rollout): min(r, cap), or 1 for r in [1 / cap, cap] and 0 outside."""
     ratio_T = probability_ratio(old_logprob_T.detach(), rollout_logprob_T, mask_T)
     if kind == "truncate":
         return Correction(weight_T=ratio_T.clamp(max=cap), changed_T=mask_T & (ratio_T > cap))

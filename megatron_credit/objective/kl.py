@@ -10,7 +10,7 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(policy_logprob_T: Tensor, reference_logprob_T: Tensor, kind: Estimator) -> Tensor:
-    """The estimate for each token, in nats, with x = log policy - log reference of the sampled token.
+    """The estimate for each token, in nats, from x = log policy - log reference of that token.
 
     k1 = x: unbiased, may be negative. k2 = x^2 / 2: biased, small variance, its gradient estimates
     that of the KL. k3 = exp(-x) - 1 + x: unbiased and never negative; x counts as at least -20, so

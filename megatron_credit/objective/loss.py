@@ -34,7 +34,7 @@ class TokenInputs:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossSums:
     """The weighted sum of the token losses, and plain sums and maxima of metrics over the trained
-    tokens. Which keys there are depends on the configuration and the inputs given, not on values."""
+    tokens. The keys depend on the configuration and on which inputs are given, not on values."""
 
     loss: Tensor
     sums: dict[str, Tensor]
@@ -74,9 +74,10 @@ def policy_loss(inputs: TokenInputs, config: ObjectiveConfig) -> LossSums:
         loss_T = loss_T + config.kl_coef * kl_T
         sums["kl_reference"] = kl_T.detach()
     mismatch, maxima = _mismatch(inputs)
+    sums |= mismatch
     return LossSums(
         loss=(weight_T * loss_T).sum(),
-        sums={name: value_T.sum(dtype=torch.float64) for name, value_T in (sums | mismatch).items()},
+        sums={name: value_T.sum(dtype=torch.float64) for name, value_T in sums.items()},
         maxima=maxima,
     )
 
@@ -84,7 +85,8 @@ def policy_loss(inputs: TokenInputs, config: ObjectiveConfig) -> LossSums:
 def _reference_kl(inputs: TokenInputs, config: ObjectiveConfig) -> Tensor:
     if inputs.reference_logprob_T is None:
         raise ValueError(
-            f"kl_coef={config.kl_coef} needs the reference policy's log-probs, but the batch has none"
+            f"kl_coef={config.kl_coef} needs the reference policy's log-probs, but the batch has "
+            "none"
         )
     return kl_estimate(
         masked(inputs.policy_logprob_T, inputs.mask_T),

@@ -8,7 +8,7 @@ MAX_EXPONENT = 20.0
 
 
 def masked(value_T: Tensor, mask_T: Tensor) -> Tensor:
-    """The values where the mask is True, else 0; what stands there may be NaN and gets no gradient."""
+    """The values where the mask is True, else 0; what stands there may be NaN, without gradient."""
     return torch.where(mask_T, value_T, 0.0)
 
 

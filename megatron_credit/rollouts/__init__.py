@@ -1,1 +1,1 @@
-"""Rollouts: vLLM servers that sample, and the weights that reach them. The only importer of vllm."""
+"""Rollouts: vLLM servers that sample, and the weights that reach them. Only this imports vllm."""

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 
+ALIGNMENT = 16
+
+
 @dataclass(frozen=True)
 class Piece:
     """A tensor of a bucket: its name, type and shape."""
@@ -17,30 +20,40 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of its numbers."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
+    @property
+    def room(self) -> int:
+        """Bytes that it takes in a bucket, so that the next one is aligned for any type."""
+        return self.num_bytes + -self.num_bytes % ALIGNMENT
 
-def plan_buckets(pieces: Iterable[Piece], bucket_bytes: int) -> Iterator[list[Piece]]:
-    """Consecutive pieces, as many as fit; a larger one gets a bucket of its own."""
+
+def plan_buckets(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
+    """Consecutive pieces, as many as fit into `limit` bytes; a larger one gets its own bucket."""
     bucket: list[Piece] = []
     size = 0
     for piece in pieces:
-        if bucket and size + piece.num_bytes > bucket_bytes:
+        if bucket and size + piece.room > limit:
             yield bucket
             bucket, size = [], 0
         bucket.append(piece)
-        size += piece.num_bytes
+        size += piece.room
     if bucket:
         yield bucket
+
+
+def bucket_bytes(bucket: Sequence[Piece]) -> int:
+    """Bytes of a bucket as it is sent."""
+    return sum(piece.room for piece in bucket)
 
 
 def pack(bucket: Sequence[Piece], tensors: Iterator[tuple[str, Tensor]]) -> Tensor:
     """The bytes of the bucket's tensors end to end, taken from the stream.
 
-    ValueError where the stream does not bring what was announced: the other side would read nonsense.
+    ValueError where the stream does not bring what was announced: receivers would read nonsense.
     """
-    data = torch.empty(sum(piece.num_bytes for piece in bucket), dtype=torch.uint8)
+    data = torch.empty(bucket_bytes(bucket), dtype=torch.uint8)
     offset = 0
     for piece in bucket:
         name, tensor = next(tensors, ("the end", torch.empty(0)))
@@ -51,7 +64,7 @@ def pack(bucket: Sequence[Piece], tensors: Iterator[tuple[str, Tensor]]) -> Tens
             )
         place = data[offset : offset + piece.num_bytes]
         place.view(piece.dtype).view(piece.shape).copy_(tensor.detach())
-        offset += piece.num_bytes
+        offset += piece.room
     return data
 
 
@@ -61,4 +74,4 @@ def unpack(bucket: Sequence[Piece], data: Tensor) -> Iterator[tuple[str, Tensor]
     for piece in bucket:
         place = data[offset : offset + piece.num_bytes]
         yield piece.name, place.view(piece.dtype).view(piece.shape)
-        offset += piece.num_bytes
+        offset += piece.room

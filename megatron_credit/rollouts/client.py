@@ -19,7 +19,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
-    """Samples of one prompt. The samples' seeds count upwards from `seed`; temperature 0 is greedy."""
+    """Samples of one prompt, their seeds counting upwards from `seed`; temperature 0 is greedy."""
 
     prompt_ids: Sequence[int]
     num_samples: int

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from megatron_credit.settings import Settings
 
@@ -56,12 +56,12 @@ class SamplingConfig(Settings):
 
     @field_validator("top_p", "top_k", "min_p")
     @classmethod
-    def _whole_distribution(cls, value: float, info) -> float:
+    def _whole_distribution(cls, value: float, info: ValidationInfo) -> float:
         allowed = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}[info.field_name]
         if value != allowed:
             raise ValueError(
-                f"{info.field_name}={value} samples from a cut distribution, so the engine's log-probs "
-                "are no longer those of the policy and the importance ratio is biased; leave it at "
-                f"{allowed}"
+                f"{info.field_name}={value} samples from a cut distribution, so the engine's "
+                "log-probs are no longer the policy's and the importance ratio is biased; leave it "
+                f"at {allowed}"
             )
         return value

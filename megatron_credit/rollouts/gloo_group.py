@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class GlooGroup:
-    """Ranks that meet at a store; rank 0, the sender, hosts it. torch alone, no vLLM, no megatron."""
+    """Ranks that meet at a store, which rank 0, the sender, hosts. Needs torch alone."""
 
     def __init__(
         self, host: str, port: int, *, rank: int, world_size: int, timeout_s: float

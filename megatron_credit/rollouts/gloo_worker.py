@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from megatron_credit.rollouts.buckets import Piece, plan_buckets, unpack
+from megatron_credit.rollouts.buckets import Piece, bucket_bytes, plan_buckets, unpack
 from megatron_credit.rollouts.gloo_group import GlooGroup
 
 BACKEND = "gloo"
@@ -85,7 +85,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             )
         ]
         for bucket in plan_buckets(pieces, self._bucket_bytes):
-            data = torch.empty(sum(piece.num_bytes for piece in bucket), dtype=torch.uint8)
+            data = torch.empty(bucket_bytes(bucket), dtype=torch.uint8)
             self._group.broadcast(data)
             self.model.load_weights(unpack(bucket, data))
 
@@ -124,8 +124,8 @@ def unpack_experts(model: torch.nn.Module) -> None:
 def pack_output_heads(model: torch.nn.Module) -> None:
     """Packs the output weight for computing again.
 
-    A head that shares the embedding's weight has nothing to load, so vLLM 0.32 leaves the packed copy
-    that its CPU matrix product reads as it was: the old head over new layers.
+    A head that shares the embedding's weight has nothing to load, so vLLM 0.32 leaves the packed
+    copy that its CPU matrix product reads as it was: the old head over new layers.
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead):

@@ -1,5 +1,6 @@
 """A vLLM server of our own: started on loopback, watched, and never left behind."""
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -92,14 +93,10 @@ class EngineServer:
         """Ends the server and its children, the hard way where asking does not help."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing of the group is left
         self._process.wait()
 
 
@@ -133,7 +130,7 @@ def require_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ValueError(
-                f"engine.port={port} cannot be used ({error.strerror}); set another, or 0 for a free one"
+                f"engine.port={port} cannot be used ({error.strerror}); set another, or 0 for any"
             ) from None
 
 

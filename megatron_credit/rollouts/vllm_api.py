@@ -1,4 +1,4 @@
-"""Everything that is vLLM's naming and may move with its next release (0.32): arguments, paths, JSON."""
+"""All of vLLM's naming that may move with its next release (now 0.32): arguments, paths, JSON."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def server_command(
         "max-num-seqs": config.max_num_seqs,
         "tensor-parallel-size": config.tensor_parallel,
         "seed": seed,
-        # The default reports log-probs before the temperature, up to nats away from the sampled ones.
+        # The default reports log-probs before the temperature, nats away from the sampled ones.
         "logprobs-mode": "processed_logprobs",
         "weight-transfer-config": json.dumps({"backend": backend}),
         "middleware": "megatron_credit.rollouts.guard.RequireKey",
@@ -55,8 +55,8 @@ def server_command(
         options["gpu-memory-utilization"] = config.gpu_memory
     switches = ["enable-scale-out", "skip-tokenizer-init", "disable-log-stats"]
     if backend == "gloo":
-        # Compiling costs 20 s and gains a tenth on a CPU. A seeded request whose prompt is split over
-        # two steps kills a CPU engine ("CPU Generator does not use offset").
+        # Compiling costs 20 s and gains a tenth on a CPU. A seeded request whose prompt is split
+        # over two steps kills a CPU engine ("CPU Generator does not use offset").
         switches += ["enforce-eager", "no-enable-chunked-prefill"]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += [f"--{name}={value}" for name, value in options.items()]

@@ -1,4 +1,4 @@
-"""How well a Hugging Face model does on a task's held-out prompts, sampled by transformers alone.
+"""How well the shipped model does on a task's prompts, sampled by transformers alone.
 
 Shape letters: B rows of a batch, L tokens.
 """
@@ -6,7 +6,7 @@ Shape letters: B rows of a batch, L tokens.
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from megatron_credit.batch.rollout import Prompt
 from megatron_credit.rewards.answer_tags import last_answer
@@ -21,7 +21,7 @@ class Accuracy(NamedTuple):
 
 
 def measure_accuracy(
-    model: PreTrainedModel,
+    model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     prompts: list[Prompt],
@@ -31,23 +31,26 @@ def measure_accuracy(
     max_new_tokens: int = 70,
 ) -> Accuracy:
     """One response to each prompt; temperature 0 is greedy."""
-    encoded = tokenizer.apply_chat_template(
-        [prompt.messages for prompt in prompts],
-        add_generation_prompt=True,
-        padding=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
+    chats = [
+        str(
+            tokenizer.apply_chat_template(
+                prompt.messages, add_generation_prompt=True, tokenize=False
+            )
+        )
+        for prompt in prompts
+    ]
+    encoded = tokenizer(chats, add_special_tokens=False, padding=True, return_tensors="pt")
     sampling = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        response_BL = model.generate(**encoded, max_new_tokens=max_new_tokens, **sampling)
-    texts = [
-        tokenizer.decode(row_L, skip_special_tokens=True)
-        for row_L in response_BL[:, encoded["input_ids"].shape[1] :]
-    ]
+        # transformers types `self` of generate with a protocol that its models do not meet
+        response_BL = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            **encoded, max_new_tokens=max_new_tokens, **sampling
+        )
+    num_context = encoded["input_ids"].shape[1]
+    texts = tokenizer.batch_decode(response_BL[:, num_context:], skip_special_tokens=True)
     right = sum(task.grade(prompt, text) for prompt, text in zip(prompts, texts, strict=True))
     well_formed = sum(last_answer(text) is not None for text in texts)
     return Accuracy(right / len(prompts), well_formed / len(prompts))

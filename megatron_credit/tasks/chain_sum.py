@@ -18,19 +18,19 @@ class ChainSumConfig(Settings):
     """Which sums are asked, and which ones are held out for evaluation."""
 
     kind: Literal["chain_sum"] = "chain_sum"
-    min_terms: int = Field(4, ge=1)
+    min_terms: int = Field(default=4, ge=1)
     """Fewest numbers in a sum."""
-    max_terms: int = Field(6, ge=1)
+    max_terms: int = Field(default=6, ge=1)
     """Most numbers in a sum."""
-    min_digits: int = Field(1, ge=1)
+    min_digits: int = Field(default=1, ge=1)
     """Fewest digits of the numbers in a sum (all numbers of one sum have equally many)."""
-    max_digits: int = Field(1, ge=1)
+    max_digits: int = Field(default=1, ge=1)
     """Most digits of the numbers in a sum."""
-    seed: int = Field(10_000_000, ge=0)
+    seed: int = Field(default=10_000_000, ge=0)
     """Training question i is drawn from seed + i."""
-    eval_seed: int = Field(20_000_000, ge=0)
+    eval_seed: int = Field(default=20_000_000, ge=0)
     """Held-out questions are drawn from eval_seed on; it must be far from `seed`."""
-    eval_size: int = Field(256, ge=1)
+    eval_size: int = Field(default=256, ge=1)
     """Number of held-out questions, all different."""
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from megatron_credit.rewards.answer_tags import CLOSE_TAG, OPEN_TAG
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
+PAD_ID, END_ID = 0, 1
 RETRY = "Wrong, try again."
 """What the user says after a wrong attempt."""
 VOCAB_SIZE = 384

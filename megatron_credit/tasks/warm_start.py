@@ -23,7 +23,13 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from megatron_credit.tasks.accuracy import measure_accuracy
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
 from megatron_credit.tasks.model_card import write_model_card
-from megatron_credit.tasks.tokenizer import MAX_LENGTH, VOCAB_SIZE, build_tokenizer
+from megatron_credit.tasks.tokenizer import (
+    END_ID,
+    MAX_LENGTH,
+    PAD_ID,
+    VOCAB_SIZE,
+    build_tokenizer,
+)
 from megatron_credit.tasks.warm_start_rows import NOT_TRAINED, RowConfig, WarmStartRows
 
 logger = logging.getLogger(__name__)
@@ -36,7 +42,7 @@ WARMUP_STEPS = 50
 FINAL_LR_SHARE = 0.05
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+def build_model() -> Qwen3ForCausalLM:
     """The untrained model, drawn from torch's current seed."""
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
@@ -50,18 +56,19 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         attention_bias=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD_ID,
+        eos_token_id=END_ID,
         bos_token_id=None,
         dtype=torch.float32,
     )
     model = Qwen3ForCausalLM(config)
     residual_std = 0.02 / math.sqrt(2 * config.num_hidden_layers)
     with torch.no_grad():
-        model.model.embed_tokens.weight.normal_(std=0.05)
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.normal_(std=residual_std)
-            layer.mlp.down_proj.weight.normal_(std=residual_std)
+        for name, parameter in model.named_parameters():
+            if name == "model.embed_tokens.weight":
+                parameter.normal_(std=0.05)
+            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.normal_(std=residual_std)
     return model
 
 
@@ -137,7 +144,7 @@ def make_model(directory: Path, *, steps: int, seed: int) -> None:
         task.train_prompt(index).messages[0]["content"] for index in range(TOKENIZER_QUESTIONS)
     )
     torch.manual_seed(seed)
-    model = build_model(tokenizer)
+    model = build_model()
     rows = WarmStartRows(task, tokenizer, RowConfig(), Random(seed))
     train(model, rows.batches(BATCH_ROWS), steps)
     minutes = (time.process_time() - started) / 60
@@ -160,7 +167,7 @@ def make_model(directory: Path, *, steps: int, seed: int) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Makes the shipped model.")
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
     parser.add_argument("--steps", type=int, default=1000, help="optimizer steps of 64 rows")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the pupil")

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from megatron_credit.settings import Settings
 from megatron_credit.tasks.base import Task
 from megatron_credit.tasks.solver import exact_solution, first_wrong_step, forgetful_solution
-from megatron_credit.tasks.tokenizer import ASSISTANT, END, RETRY, USER
+from megatron_credit.tasks.tokenizer import ASSISTANT, END, PAD_ID, RETRY, USER
 
 NOT_TRAINED = -100
 """Label of a token that carries no loss (torch's ignore_index)."""
@@ -114,13 +114,13 @@ class WarmStartRows:
             order = list(range(bucket))
             self._rng.shuffle(order)
             for place in order:
-                yield collate(pool[place * size : (place + 1) * size], self._tokenizer.pad_token_id)
+                yield collate(pool[place * size : (place + 1) * size])
 
 
-def collate(rows: list[Row], pad: int) -> tuple[Tensor, Tensor]:
-    """token_ids_BL padded with `pad`, labels_BL padded with `NOT_TRAINED`."""
+def collate(rows: list[Row]) -> tuple[Tensor, Tensor]:
+    """token_ids_BL padded with `PAD_ID`, labels_BL padded with `NOT_TRAINED`."""
     length = max(len(row.token_ids) for row in rows)
-    token_ids_BL = torch.full((len(rows), length), pad)
+    token_ids_BL = torch.full((len(rows), length), PAD_ID)
     labels_BL = torch.full((len(rows), length), NOT_TRAINED)
     for place, row in enumerate(rows):
         token_ids_BL[place, : len(row.token_ids)] = torch.tensor(row.token_ids)

@@ -154,7 +154,7 @@ class Trainer:
 
 
 def mean_metrics(parts: list[dict[str, float]]) -> dict[str, float]:
-    """One record from those of a step's updates: the largest of each `_max`, the mean of the rest."""
+    """One record from those of a step's updates: the largest `_max`, the mean of the rest."""
     combined = {}
     for name in parts[0]:
         values = [part[name] for part in parts]

@@ -50,7 +50,7 @@ class Sampler:
         return sum(group[0].reward == 1.0 for group in groups) / len(groups)
 
     def probe(self, step: int) -> Rollout:
-        """One rollout of a held-out prompt, to compare the engine's log-probs with the trainer's."""
+        """One rollout of a held-out prompt, to compare engine and trainer log-probs on."""
         prompt = self._task.eval_prompts()[:1]
         return self._groups(prompt, 1, self._sampling.temperature, f"probe-{step}")[0][0]
 

@@ -122,5 +122,4 @@ def test_import_is_light():
         "heavy = ('triton', 'vllm', 'megatron', 'transformers'); "
         "print([name for name in heavy if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert subprocess.check_output([sys.executable, "-c", probe], text=True).strip() == "[]"

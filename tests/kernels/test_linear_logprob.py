@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import credit_kernels
@@ -34,17 +35,20 @@ def plain(case, hidden_TH, weight_VH, target_T):
     )
 
 
+def mixture(outputs):
+    """A fixed random mixture of both outputs."""
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(len(out), generator=generator).double() for out in outputs]
+    return sum((out.double() * w).sum() for out, w in zip(outputs, weights, strict=True))
+
+
 def evaluate(function, case, inputs, dtype):
     """Both outputs, and the gradients of a fixed random mixture of them."""
     hidden_TH, weight_VH, target_T = inputs
     hidden_TH = hidden_TH.detach().to(dtype).clone().requires_grad_()
     weight_VH = weight_VH.detach().to(dtype).clone().requires_grad_()
     outputs = function(case, hidden_TH, weight_VH, target_T)
-    generator = torch.Generator().manual_seed(7)
-    mixture = sum(
-        (out.double() * torch.randn(len(out), generator=generator).double()).sum() for out in outputs
-    )
-    return [*outputs, *torch.autograd.grad(mixture, (hidden_TH, weight_VH))]
+    return [*outputs, *torch.autograd.grad(mixture(outputs), (hidden_TH, weight_VH))]
 
 
 def error(values, truth):
@@ -101,7 +105,8 @@ def test_gradients_by_finite_differences(softcap):
             hidden_TH, weight_VH, target_T, temperature=0.8, softcap=softcap, return_entropy=True
         )
 
-    assert torch.autograd.gradcheck(function, (hidden_TH.requires_grad_(), weight_VH.requires_grad_()))
+    inputs = (hidden_TH.requires_grad_(), weight_VH.requires_grad_())
+    assert torch.autograd.gradcheck(function, inputs)
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
@@ -111,11 +116,7 @@ def test_each_gradient_alone_is_the_same(frozen):
     both = evaluate(ours, case, (hidden_TH, weight_VH, target_T), torch.float32)[2:]
     hidden_TH.requires_grad_(frozen != "hidden")
     weight_VH.requires_grad_(frozen != "weight")
-    outputs = ours(case, hidden_TH, weight_VH, target_T)
-    generator = torch.Generator().manual_seed(7)
-    sum(
-        (out.double() * torch.randn(len(out), generator=generator).double()).sum() for out in outputs
-    ).backward()
+    mixture(ours(case, hidden_TH, weight_VH, target_T)).backward()
     lone, index = (weight_VH, 1) if frozen == "hidden" else (hidden_TH, 0)
     assert torch.equal(lone.grad, both[index])
 
@@ -140,8 +141,8 @@ def test_ignored_rows_are_never_read():
     assert ignored_T.any()
     clean = evaluate(ours, case, (hidden_TH, weight_VH, target_T), torch.float32)
     dirty = hidden_TH.masked_fill(ignored_T[:, None], torch.nan)
-    for target_T in (target_T, target_T.masked_fill(ignored_T, case.total + 3)):
-        spoiled = evaluate(ours, case, (dirty, weight_VH, target_T), torch.float32)
+    for other_T in (target_T, target_T.masked_fill(ignored_T, case.total + 3)):
+        spoiled = evaluate(ours, case, (dirty, weight_VH, other_T), torch.float32)
         assert all(torch.equal(a, b) for a, b in zip(clean, spoiled, strict=True))
     assert all(out[ignored_T].eq(0).all() for out in clean[:3])
 
@@ -180,7 +181,7 @@ def test_shards_merge_to_the_whole(case):
     cuts = sorted({0, case.rows // 5, case.rows // 2, case.rows})
     cuts.append(case.rows)  # the last shard is empty
     parts = []
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in pairwise(cuts):
         shard = VocabShard(start, stop, case.total)
         head = Head.of(
             hidden_TH, weight_VH[start:stop], row_R, shard, case.temperature, case.softcap
@@ -243,7 +244,7 @@ def test_the_package_stands_alone():
     assert not (root / "__init__.py").exists()
     probe = (
         "import sys, credit_kernels; "
-        "print([m for m in ('megatron', 'vllm', 'transformers', 'megatron_credit') if m in sys.modules])"
+        "others = ('megatron', 'vllm', 'transformers', 'megatron_credit'); "
+        "print([name for name in others if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert subprocess.check_output([sys.executable, "-c", probe], text=True).strip() == "[]"

@@ -9,7 +9,12 @@ from credit_kernels.logprob.cases import CASES
 
 # Unequal cuts, an empty shard and one that is all padding.
 CUTS = {
-    2: {"small": (0, 17, 50), "padded": (0, 600, 640), "capped": (0, 90, 97), "all_ignored": (0, 3, 7)},
+    2: {
+        "small": (0, 17, 50),
+        "padded": (0, 600, 640),
+        "capped": (0, 90, 97),
+        "all_ignored": (0, 3, 7),
+    },
     3: {
         "small": (0, 17, 17, 50),
         "padded": (0, 100, 520, 640),
@@ -55,7 +60,8 @@ def shard_worker(rank, world, store, results):
     for name, cut in CUTS[world].items():
         case = cases[name]
         hidden_TH, weight_VH, target_T = case.draw(torch.float32)
-        whole = gradients(case, VocabShard(0, case.rows, case.total), weight_VH, hidden_TH, target_T)
+        alone = VocabShard(0, case.rows, case.total)
+        whole = gradients(case, alone, weight_VH, hidden_TH, target_T)
         part = slice(cut[rank], cut[rank + 1])
         shard = VocabShard(part.start, part.stop, case.total, dist.group.WORLD)
         mine = gradients(case, shard, weight_VH[part], hidden_TH, target_T)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mcore import attention_check, expert_checks
 from megatron_credit.mcore import cpu_mode
 
 WORLD_SIZE = 4
@@ -30,6 +31,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_sp_cp2": {"tensor": 2, "sequence_parallel": True, "context": 2},
     "pp2_cp2": {"pipeline": 2, "context": 2},
 }
+# Layouts whose export is also written to disk.
+WRITTEN = ("tp1", "tp2_sp_pp2_vpp2")
 # Multiples of 4, so that two context ranks can cut each into four chunks.
 LENGTHS = (12, 24, 4, 16, 8)
 
@@ -45,10 +48,11 @@ def run(rank: int, rendezvous: str, directory: str, kinds: list[str]) -> None:
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=120),
     )
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
     for layout, options in LAYOUTS.items():
-        for kind in kinds:
-            results[f"{kind}/{layout}"] = _check(Path(directory), kind, layout, options)
+        for kind, result in _check_layout(Path(directory), kinds, layout, options).items():
+            results[f"{kind}/{layout}"] = result
+    results |= expert_checks.run()
     gathered: list[Any] = [None] * WORLD_SIZE
     dist.all_gather_object(gathered, results)
     if rank == 0:
@@ -57,39 +61,64 @@ def run(rank: int, rendezvous: str, directory: str, kinds: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def _check(directory: Path, kind: str, layout: str, options: dict[str, Any]) -> dict[str, Any]:
-    from megatron_credit.mcore import model, parallel
-    from megatron_credit.mcore.architecture import check_parallel, read_architecture
+def _check_layout(
+    directory: Path, kinds: list[str], layout: str, options: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    from megatron_credit.mcore import parallel
     from megatron_credit.mcore.config import ParallelConfig
-    from megatron_credit.mcore.convert import Converter
-    from megatron_credit.mcore.hf_files import open_checkpoint, write_checkpoint
 
     config = ParallelConfig(**options)
-    architecture = read_architecture(directory / kind)
-    check_parallel(architecture, config, WORLD_SIZE)
     ranks = parallel.start_parallel(config, seed=1, timeout_s=120)
-    chunks = model.build_model(architecture, config, dtype=torch.float32, seed=5)
-    converter = Converter(architecture, chunks, ranks)
+    results = {}
+    for kind in kinds:
+        results[kind] = _check(directory / kind, config, ranks)
+        if layout in WRITTEN:
+            _write(directory / f"{kind}-{layout}", directory / kind, config, ranks)
+    results["attention"] = attention_check.errors(ranks)
+    parallel.stop_parallel(keep_world=True)
+    return results
+
+
+def _load(model_dir: Path, config: Any, ranks: Any) -> tuple[Any, list[Any], Any]:
+    """Architecture, chunks with random weights, converter."""
+    from megatron_credit.mcore.architecture import check_parallel, read_architecture
+    from megatron_credit.mcore.convert import Converter
+    from megatron_credit.mcore.model import build_model
+
+    architecture = read_architecture(model_dir)
+    check_parallel(architecture, config, WORLD_SIZE)
+    chunks = build_model(architecture, config, dtype=torch.float32, seed=5)
+    return architecture, chunks, Converter(architecture, chunks, ranks)
+
+
+def _check(model_dir: Path, config: Any, ranks: Any) -> dict[str, Any]:
+    from megatron_credit.mcore.hf_files import open_checkpoint
+
+    architecture, chunks, converter = _load(model_dir, config, ranks)
     drawn = hashlib.sha256()
     for name, tensor in converter.export():
         drawn.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    converter.load(open_checkpoint(directory / kind))
-    result = {
+    converter.load(open_checkpoint(model_dir))
+    return {
         "random": drawn.hexdigest(),
-        "differences": _export_differences(directory / kind, converter),
-        "packed": _packed_error(directory / kind, chunks, ranks),
-        "padded": _padded_error(directory / kind, chunks, ranks),
+        "differences": _export_differences(model_dir, converter),
+        "packed": _packed_error(model_dir, chunks, ranks),
+        "padded": _padded_error(model_dir, chunks, ranks),
         "padding_rows": _padding_rows(architecture, chunks),
     }
-    written = write_checkpoint if ranks.rank == 0 else _drain
-    written(directory / f"{kind}-{layout}", converter.export(), directory / kind)
-    parallel.stop_parallel(keep_world=True)
-    return result
 
 
-def _drain(_directory: Path, tensors: Any, _source_dir: Path) -> None:
-    for _ in tensors:
-        pass
+def _write(directory: Path, model_dir: Path, config: Any, ranks: Any) -> None:
+    """Writes what was read, in several files."""
+    from megatron_credit.mcore.hf_files import open_checkpoint, write_checkpoint
+
+    _, _, converter = _load(model_dir, config, ranks)
+    converter.load(open_checkpoint(model_dir))
+    if ranks.rank == 0:
+        write_checkpoint(directory, converter.export(), model_dir, max_file_bytes=50_000)
+    else:
+        for _ in converter.export():
+            pass
 
 
 def _export_differences(model_dir: Path, converter: Any) -> list[str]:
@@ -140,7 +169,7 @@ def _packed_error(model_dir: Path, chunks: list[Any], ranks: Any) -> float:
     )
     parts = [_positions(length, ranks) for length in LENGTHS]
     ids_T = torch.cat([ids[part] for ids, part in zip(reference["ids"], parts, strict=True)])
-    logits = _logits(chunks, ranks, ids_T[None], torch.cat(parts)[None], packed)
+    logits = forward_logits(chunks, ranks, ids_T[None], torch.cat(parts)[None], packed)
     if logits is None:
         return -1.0
     expected = torch.cat([x[part] for x, part in zip(reference["logits"], parts, strict=True)])
@@ -153,7 +182,7 @@ def _padded_error(model_dir: Path, chunks: list[Any], ranks: Any) -> float:
     ids_BL = torch.nn.utils.rnn.pad_sequence(reference["ids"], batch_first=True)
     part = _positions(ids_BL.shape[1], ranks)
     position_BL = part.expand(len(LENGTHS), -1)
-    logits = _logits(chunks, ranks, ids_BL[:, part].contiguous(), position_BL, None)
+    logits = forward_logits(chunks, ranks, ids_BL[:, part].contiguous(), position_BL, None)
     if logits is None:
         return -1.0
     errors = []
@@ -172,7 +201,7 @@ def _positions(length: int, ranks: Any) -> Tensor:
     return torch.cat([chunks[ranks.cp_rank], chunks[-1 - ranks.cp_rank]])
 
 
-def _logits(
+def forward_logits(
     chunks: list[Any], ranks: Any, ids_BL: Tensor, position_BL: Tensor, packed: Any
 ) -> Tensor | None:
     """Logits [B, L, V] over the whole vocabulary, through the pipeline; None off the last stage."""

@@ -1,4 +1,4 @@
-"""What every rank of the parity tests runs: one world, one layout after another, results on disk."""
+"""What every rank of the parity tests runs: one world, one layout after another."""
 
 import json
 from dataclasses import dataclass, field

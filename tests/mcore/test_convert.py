@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from mcore import convert_worker, tiny_models
-from mcore.convert_worker import LAYOUTS
+from mcore import convert_worker, expert_checks, tiny_models
+from mcore.convert_worker import LAYOUTS, WRITTEN
 
-CASES = [f"{kind}/{layout}" for kind in tiny_models.KINDS for layout in LAYOUTS]
+KINDS = tiny_models.KINDS
+every_case = pytest.mark.parametrize(
+    "case", [f"{kind}/{layout}" for kind in KINDS for layout in LAYOUTS]
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +26,13 @@ def directory(tmp_path_factory) -> Path:
     generator = torch.Generator().manual_seed(3)
     lengths = convert_worker.LENGTHS
     ids = [torch.randint(0, 131, (length,), generator=generator) for length in lengths]
-    for kind in tiny_models.KINDS:
+    for kind in KINDS:
         path = tiny_models.write_tiny_model(directory, kind)
         logits = tiny_models.reference_logits(path, ids)
         torch.save({"ids": ids, "logits": logits}, path / "reference.pt")
     multiprocessing.spawn(
         convert_worker.run,
-        args=(str(directory / "rendezvous"), str(directory), list(tiny_models.KINDS)),
+        args=(str(directory / "rendezvous"), str(directory), list(KINDS)),
         nprocs=convert_worker.WORLD_SIZE,
     )
     return directory
@@ -37,11 +40,71 @@ def directory(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(directory) -> dict[str, list[dict]]:
+    """For each check, what each rank found."""
     return json.loads((directory / "results.json").read_text())
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_logits_are_those_of_transformers(results, case):
     for inputs in ("packed", "padded"):
         errors = [rank[inputs] for rank in results[case] if rank[inputs] >= 0]
-        assert errors and max(errors) <= 1e-5
+        # Every replica's last stage saw every sequence, or its context share of it.
+        num_stages = LAYOUTS[case.split("/")[1]].get("pipeline", 1)
+        assert len(errors) == convert_worker.WORLD_SIZE // num_stages
+        assert max(errors) <= 1e-5
+
+
+@every_case
+def test_export_gives_back_every_bit_and_name(results, case):
+    assert [rank["differences"] for rank in results[case]] == [[]] * convert_worker.WORLD_SIZE
+
+
+@every_case
+def test_random_weights_do_not_depend_on_the_layout(results, case):
+    plain = results[case.split("/")[0] + "/tp1"][0]["random"]
+    assert {rank["random"] for rank in results[case]} == {plain}
+
+
+def test_random_weights_depend_on_the_name(results):
+    assert len({results[f"{kind}/tp1"][0]["random"] for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_rows_are_zero_and_only_where_the_vocabulary_is_odd(results, layout):
+    # 131 rows need one row of padding for two tensor ranks; 136 need none.
+    odd = [rank["padding_rows"] for rank in results[f"qwen3_odd_vocab/{layout}"]]
+    assert set(odd) == ({-1.0, 0.0} if "tp2" in layout else {-1.0})
+    assert {rank["padding_rows"] for rank in results[f"qwen3_tied/{layout}"]} == {-1.0}
+
+
+@pytest.mark.parametrize("layout", WRITTEN)
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_reads_what_was_written(directory, kind, layout):
+    reference = torch.load(directory / kind / "reference.pt")
+    found = tiny_models.reference_logits(directory / f"{kind}-{layout}", reference["ids"])
+    assert all(torch.equal(*pair) for pair in zip(found, reference["logits"], strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_attention_and_its_gradients(results, layout):
+    for rank in results[f"attention/{layout}"]:
+        for inputs in ("packed", "batch"):
+            assert max(rank[inputs].values()) <= 2e-6
+
+
+@pytest.mark.parametrize("layout", expert_checks.LAYOUTS)
+def test_experts_are_the_same_wherever_they_live(results, layout):
+    whole = results["experts/ep1"][0]["digests"]
+    assert sum("local_experts" in name for name in whole) == 2 * 4 * 2
+    found = {}
+    for rank in results[f"experts/{layout}"]:
+        found |= rank["digests"]
+        assert rank["digests"].items() <= whole.items()
+    assert found.keys() == whole.keys()
+
+
+@pytest.mark.parametrize("layout", expert_checks.LAYOUTS)
+def test_expert_parallel_logits(results, layout):
+    errors = [rank["error"] for rank in results[f"experts/{layout}"]]
+    assert max(errors) >= 0
+    assert max(errors) <= 1e-6

@@ -1,7 +1,15 @@
 import pytest
 
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
-from megatron_credit.tasks.tokenizer import ASSISTANT, RETRY, USER, VOCAB_SIZE, build_tokenizer
+from megatron_credit.tasks.tokenizer import (
+    ASSISTANT,
+    END_ID,
+    PAD_ID,
+    RETRY,
+    USER,
+    VOCAB_SIZE,
+    build_tokenizer,
+)
 
 QUESTION = "State the final answer to the following arithmetic problem: 6 + 7 - 8 + 9 ="
 SOLUTION = "6+7=13;13-8=5;5-9=-4;<answer>-4</answer>"
@@ -63,4 +71,4 @@ def test_answer_tags_survive_the_removal_of_special_tokens(tokenizer):
 
 def test_every_id_is_a_row_of_the_embedding(tokenizer):
     assert max(tokenizer.get_vocab().values()) < VOCAB_SIZE
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (PAD_ID, END_ID) == (0, 1)

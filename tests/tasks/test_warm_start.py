@@ -1,3 +1,4 @@
+import math
 from itertools import islice
 from random import Random
 
@@ -13,6 +14,7 @@ from megatron_credit.tasks.warm_start import (
     build_optimizers,
     imitation_loss,
     lr_share,
+    train,
 )
 from megatron_credit.tasks.warm_start_rows import (
     Row,
@@ -107,7 +109,7 @@ def test_encode_trains_only_the_assistant(tokenizer):
 def test_batches_are_cut_by_length_and_lose_no_row(task, tokenizer):
     again = make_rows(task, tokenizer)
     drawn = sorted((again.next_row() for _ in range(12)), key=lambda row: len(row.token_ids))
-    cut = [collate(drawn[start : start + 4], tokenizer.pad_token_id) for start in (0, 4, 8)]
+    cut = [collate(drawn[start : start + 4]) for start in (0, 4, 8)]
     batches = list(islice(make_rows(task, tokenizer).batches(4, bucket=3), 3))
     assert sorted(map(as_lists, batches)) == sorted(map(as_lists, cut))
 
@@ -117,27 +119,38 @@ def as_lists(batch):
 
 
 def test_collate_pads_on_the_right():
-    token_ids_BL, labels_BL = collate([Row([5, 6], [-100, 6]), Row([7, 8, 9], [-100, -100, 9])], 0)
+    token_ids_BL, labels_BL = collate([Row([5, 6], [-100, 6]), Row([7, 8, 9], [-100, -100, 9])])
     assert token_ids_BL.tolist() == [[5, 6, 0], [7, 8, 9]]
     assert labels_BL.tolist() == [[-100, 6, -100], [-100, -100, 9]]
 
 
 def test_padding_does_not_change_the_loss(task, tokenizer):
     torch.manual_seed(0)
-    model = build_model(tokenizer).double().eval()
+    model = build_model().double().eval()
     rows = make_rows(task, tokenizer)
     pair = [rows.next_row() for _ in range(6)]
     loss_sum, count = 0.0, 0
     for row in pair:
         trained = sum(label != -100 for label in row.labels)
-        loss_sum += imitation_loss(model, *collate([row], 0)).item() * trained
+        loss_sum += imitation_loss(model, *collate([row])).item() * trained
         count += trained
-    together = imitation_loss(model, *collate(pair, 0)).item()
+    together = imitation_loss(model, *collate(pair)).item()
     assert together == pytest.approx(loss_sum / count, rel=1e-9)
 
 
-def test_every_parameter_has_one_optimizer(tokenizer):
-    model = build_model(tokenizer)
+def test_training_lowers_the_loss_of_rows_it_has_not_seen(task, tokenizer):
+    torch.manual_seed(0)
+    model = build_model()
+    batches = make_rows(task, tokenizer).batches(16)
+    unseen = next(batches)
+    before = imitation_loss(model, *unseen).item()
+    train(model, batches, 30)
+    after = imitation_loss(model, *unseen).item()
+    assert after < math.log(384) < before  # better than no opinion, which it was not at the start
+
+
+def test_every_parameter_has_one_optimizer():
+    model = build_model()
     assert model.num_parameters() == 640_384
     muon, adam = build_optimizers(model)
     in_muon = {id(p) for group in muon.param_groups for p in group["params"]}
