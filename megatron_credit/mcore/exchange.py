@@ -10,7 +10,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from megatron_credit.batch.sequence import TrainSequence, all_or_none
-from megatron_credit.mcore.parallel import Ranks
 
 _RESPONSE_FIELDS = ("mask_T", "rollout_logprob_T", "advantage_T")
 _OPTIONAL_FIELDS = ("old_logprob_T", "reference_logprob_T")
@@ -51,25 +50,6 @@ def collective_device() -> torch.device:
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-class Exchange:
-    """What the loop shares between ranks. Every method is called by every rank."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._is_source = ranks.rank == 0
-
-    def share_sequences(
-        self, sequences: Sequence[TrainSequence] | None, reward_R: Tensor | None
-    ) -> tuple[list[TrainSequence], Tensor]:
-        """Rank 0's sequences and the reward of each; the other ranks give None."""
-        payload = {}
-        if self._is_source:
-            if sequences is None or reward_R is None or len(sequences) != len(reward_R):
-                raise ValueError("rank 0 shares a list of sequences and one reward for each")
-            payload = encode_sequences(sequences) | {"reward_R": reward_R}
-        _, payload = broadcast_payload(tensors=payload)
-        return decode_sequences(payload), payload["reward_R"]
 
 
 def encode_sequences(sequences: Sequence[TrainSequence]) -> dict[str, Tensor]:

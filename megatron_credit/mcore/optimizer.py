@@ -18,6 +18,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
@@ -93,7 +94,8 @@ class PolicyOptimizer:
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer=config.kind,
-                lr=config.lr,
+                # Every step sets its own; a rate here would become part of checkpoints.
+                lr=0.0,
                 weight_decay=config.weight_decay,
                 adam_beta1=config.betas[0],
                 adam_beta2=config.betas[1],
@@ -107,6 +109,32 @@ class PolicyOptimizer:
             self.chunks,
             use_gloo_process_groups=False,
         )
+        self._create_state()
+
+    def parts(self) -> list[MegatronOptimizer]:
+        """Megatron's optimizers that hold parameters: of dense ones, and of experts."""
+        chained = self.megatron.chained_optimizers
+        return [part for part in chained if not part.is_stub_optimizer]
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Goes on as if `num_steps` steps had been applied: schedule and Adam's bias correction."""
+        self.num_steps = num_steps
+        for part in self.parts():
+            if isinstance(part.optimizer, torch.optim.AdamW):
+                for state in part.optimizer.state.values():
+                    state["step"] = torch.tensor(float(num_steps))
+            elif self.config.kind == "adam":
+                # Fused implementations count in the group.
+                for group in part.optimizer.param_groups:
+                    group["step"] = num_steps
+
+    def _create_state(self) -> None:
+        """Zero moments now rather than at the first step, so that there is always a state to save
+        and to load into."""
+        for part in self.parts():
+            if part.init_state_fn is not None:
+                part.init_state_fn(part.optimizer, part.config)
+        self.set_num_steps(0)
 
     def zero_grad(self) -> None:
         """Gradients start at zero for the next step."""

@@ -23,6 +23,7 @@ from megatron_credit.mcore.model import build_model
 from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
 from megatron_credit.mcore.parallel import Ranks
 from megatron_credit.mcore.totals import LOSS, global_totals
+from megatron_credit.mcore.training_state import TrainingState
 from megatron_credit.objective.config import ObjectiveConfig
 from megatron_credit.objective.loss import LossSums, TokenInputs, policy_loss
 from megatron_credit.objective.normalise import normaliser
@@ -183,11 +184,23 @@ class Policy:
 
     def save(self, directory: Path) -> None:
         """Writes everything that training goes on from; see `checkpoint.save`."""
-        checkpoint.save(directory, self)
+        layout = self.parallel.model_dump()
+        checkpoint.save(directory, self._training_state(), self._identity(), layout)
 
     def load(self, directory: Path) -> None:
-        """Goes on from what `save` wrote; see `checkpoint.load`."""
-        checkpoint.load(directory, self)
+        """Goes on from what `save` wrote, under this or another layout; see `checkpoint.load`."""
+        checkpoint.load(directory, self._training_state(), self._identity())
+
+    def _training_state(self) -> TrainingState:
+        return TrainingState(self.chunks, self.optimizer)
+
+    def _identity(self) -> dict[str, str]:
+        """What a checkpoint must share with this policy."""
+        return {
+            "architecture": self.architecture.fingerprint(),
+            "dtype": str(self.chunks[0].config.params_dtype),
+            "optimizer": self.optimizer.config.kind,
+        }
 
     def _head(self, temperature: float) -> OutputHead:
         return OutputHead(

@@ -1,5 +1,6 @@
 """What can be known before any process is started: files, sizes, names that must fit together."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from megatron_credit.credit import METHODS
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
+from megatron_credit.rollouts.server import require_free
 from megatron_credit.tasks import build_task
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.sampler import encode_prompt
@@ -23,6 +25,7 @@ def check_run(config: RunConfig) -> None:
     Reads the model's files and a sample of prompts; starts nothing and writes nothing.
     """
     check_credit(config)
+    check_engine(config)
     architecture = read_architecture(config.policy.model)
     check_parallel(architecture, config.parallel, config.num_processes)
     if not config.policy.random_weights:
@@ -46,6 +49,19 @@ def check_credit(config: RunConfig) -> None:
             f"credit.method={config.credit.method!r} needs {', '.join(missing)}, which this "
             "version computes only outside of a run"
         )
+
+
+def check_engine(config: RunConfig) -> None:
+    """There is a vLLM to start, and the port it is to listen on is free."""
+    if config.engine.address is not None:
+        return
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "vLLM is not installed, so no engine can be started; run scripts/setup-env (CPU), "
+            "install megatron-credit[gpu], or set engine.address to a server that runs already"
+        )
+    if config.engine.port:
+        require_free(config.engine.port)
 
 
 def check_weights_exist(model: Path) -> None:

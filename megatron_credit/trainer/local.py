@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from megatron_credit.report.curve import draw_curve
+from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.server import EngineServer, end_with_parent
 from megatron_credit.trainer.checks import check_run
 from megatron_credit.trainer.config import RunConfig
@@ -110,7 +111,7 @@ def watcher(
         if code == 0:
             return False
         if server is not None:
-            server.check_alive()
+            check_engine(server, started=directory.status.exists())
         if code is not None:
             raise TrainerError(
                 f"the trainer ended with exit code {code}\n{failed_log(directory, num_ranks)}"
@@ -118,6 +119,16 @@ def watcher(
         return True
 
     return goes_on
+
+
+def check_engine(server: EngineServer, *, started: bool) -> None:
+    """Raises EngineError where the engine died, ValueError where it never began to serve."""
+    try:
+        server.check_alive()
+    except EngineError as error:
+        if started:
+            raise
+        raise ValueError(f"the engine cannot start: {error}") from None
 
 
 def failed_log(directory: RunDirectory, num_ranks: int) -> str:

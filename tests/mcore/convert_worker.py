@@ -6,11 +6,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from mcore import attention_check, expert_checks
 from torch import Tensor
 
-from mcore import attention_check, expert_checks
 from megatron_credit.mcore import cpu_mode
 
 WORLD_SIZE = 4
@@ -98,8 +99,13 @@ def _check(model_dir: Path, config: Any, ranks: Any) -> dict[str, Any]:
     drawn = hashlib.sha256()
     for name, tensor in converter.export():
         drawn.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    converter.load(open_checkpoint(model_dir))
+    read = open_checkpoint(model_dir)
+    converter.load(read)
+    with pytest.raises(ValueError) as wrong_shape:
+        converter.load(lambda name: read(name)[:-1])
+    converter.load(read)
     return {
+        "wrong_shape": str(wrong_shape.value),
         "random": drawn.hexdigest(),
         "differences": _export_differences(model_dir, converter),
         "packed": _packed_error(model_dir, chunks, ranks),

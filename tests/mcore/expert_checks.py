@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -34,6 +35,7 @@ def _one_layout(options: dict[str, Any]) -> tuple[dict[str, str], Tensor | None]
     from megatron_credit.mcore import parallel
     from megatron_credit.mcore.architecture import Architecture, check_parallel
     from megatron_credit.mcore.config import ParallelConfig
+    from megatron_credit.mcore.convert import Converter
     from megatron_credit.mcore.model import build_model
 
     architecture = Architecture(
@@ -59,6 +61,8 @@ def _one_layout(options: dict[str, Any]) -> tuple[dict[str, str], Tensor | None]
     check_parallel(architecture, config, dist.get_world_size())
     ranks = parallel.start_parallel(config, seed=1, timeout_s=120)
     chunks = build_model(architecture, config, dtype=torch.float32, seed=5)
+    with pytest.raises(ValueError, match="num_experts=4; only dense models can be converted"):
+        Converter(architecture, chunks, ranks)
     digests = _digests(architecture, chunks, ranks)
     logits = _logits(chunks, ranks)
     parallel.stop_parallel(keep_world=True)

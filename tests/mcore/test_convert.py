@@ -85,6 +85,15 @@ def test_transformers_reads_what_was_written(directory, kind, layout):
     assert all(torch.equal(*pair) for pair in zip(found, reference["logits"], strict=True))
 
 
+def test_tensor_of_another_shape_is_refused(results):
+    refusals = [rank["wrong_shape"] for rank in results["llama/pp2"]]
+    embedding = "tensor model.embed_tokens.weight has shape (130, 48)"
+    assert refusals[0] == f"{embedding}, but config.json implies (131, 48)"
+    # The second stage holds layers 2 and 3.
+    norm = "tensor model.layers.2.input_layernorm.weight has shape (47,)"
+    assert refusals[3] == f"{norm}, but config.json implies (48,)"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_attention_and_its_gradients(results, layout):
     for rank in results[f"attention/{layout}"]:

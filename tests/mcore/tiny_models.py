@@ -1,4 +1,5 @@
-"""Tiny Hugging Face checkpoints with every number random, and what transformers computes on them."""
+"""Tiny Hugging Face checkpoints with every number random, and what transformers computes on them.
+"""
 
 from pathlib import Path
 

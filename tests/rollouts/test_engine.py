@@ -189,7 +189,7 @@ def test_bad_requests_are_told_apart_from_a_dead_engine(engine):
 
 
 def test_an_unknown_weight_is_refused(engine):
-    _, client, sync = engine
+    sync = engine[2]
     with pytest.raises(EngineError, match="weight sync"):
         sync.send(
             [Piece("model.nonsense.weight", torch.float32, (2,))],
