@@ -1,6 +1,7 @@
 """Credit: one prompt group with its signals in, one advantage for each token out. Pure.
 
-Shape letters: N rollouts of a group, T response tokens, K attempts, S steps, M segments, Y answers.
+Shape letters: N rollouts of a group, R of them with a verdict, T response tokens, K attempts (in
+`evidence` wrong siblings), S steps, M segments, P = M + 1 states between segments, Y answers.
 """
 
 from megatron_credit.credit.assign import assign

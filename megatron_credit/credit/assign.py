@@ -1,6 +1,5 @@
 """The one entry: a method's name and a group in, advantages out."""
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +7,11 @@ import torch
 
 from megatron_credit.credit.baselines import has_verdict
 from megatron_credit.credit.group import Group
+from megatron_credit.credit.method import nearest
 from megatron_credit.credit.methods import METHODS
 from megatron_credit.credit.result import CreditResult
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @torch.no_grad()
@@ -21,9 +23,7 @@ def assign(name: str, group: Group, **hyper: Any) -> CreditResult:
     flows through the result, and the group's tensors are not written to.
     """
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, 1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(METHODS)}"
-        raise ValueError(f"unknown credit method {name!r}; {hint}")
+        raise ValueError(f"unknown credit method {name!r}; {nearest(name, METHODS)}")
     method = METHODS[name].configure(hyper)
     num_valid = int(has_verdict(group.reward_N).sum())
     counts = {
@@ -36,5 +36,7 @@ def assign(name: str, group: Group, **hyper: Any) -> CreditResult:
     method.check_signals(group)
     result = method.credit(group)
     # A value outside the mask may be NaN, so it is replaced, not multiplied by 0.
-    advantage_NT = torch.where(group.mask_NT, result.advantage_NT, 0.0).float()
+    advantage_NT = torch.where(group.mask_NT, result.advantage_NT, 0.0)
+    # An advantage of finite rewards stays finite, even of rewards near the end of float32.
+    advantage_NT = advantage_NT.clamp(-_LARGEST, _LARGEST).float()
     return replace(result, advantage_NT=advantage_NT, metrics=result.metrics | counts)

@@ -1,5 +1,7 @@
 """Which rollouts of a group serve as evidence for which; the only user of a group's seed."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,9 @@ NONE = -1
 
 def pick_siblings(reward_N: Tensor, *, negatives: int = 1) -> tuple[Tensor, Tensor]:
     """positive_N, the first verified rollout other than the row's own, and negative_NK, the first
-    K = `negatives` wrong ones; -1 where there is none.
+    K = `negatives` wrong ones other than it; -1 where there is none. int64.
+
+    ValueError where negatives < 1.
     """
     if negatives < 1:
         raise ValueError(f"negatives={negatives}; expected at least 1")
@@ -22,25 +26,29 @@ def pick_siblings(reward_N: Tensor, *, negatives: int = 1) -> tuple[Tensor, Tens
 def _first_others(candidate_N: Tensor, count: int) -> Tensor:
     """[N, count]: for each row the first candidates other than itself, -1 where they run out."""
     candidates = candidate_N.nonzero()[:, 0].tolist()
-    picked_NC = torch.full((len(candidate_N), count), NONE, device=candidate_N.device)
+    picked_NK = torch.full((len(candidate_N), count), NONE, device=candidate_N.device)
     for row in range(len(candidate_N)):
         others = [index for index in candidates if index != row][:count]
-        picked_NC[row, : len(others)] = torch.tensor(others, dtype=torch.int64)
-    return picked_NC
+        picked_NK[row, : len(others)] = torch.tensor(others, dtype=torch.int64)
+    return picked_NK
 
 
-def pick_references(reward_N: Tensor, *, seed: int) -> Tensor:
-    """[N]: for SC-GRPO (2606.18810) the rollout whose text conditions each row's teacher, or -1.
+def pick_references(
+    reward_N: Tensor, *, seed: int, scope: Literal["partial", "all"] = "partial"
+) -> Tensor:
+    """[N] int64: for SC-GRPO (2606.18810) whose text conditions each row's teacher, -1 = nobody's.
 
     With at least two but not all verified: uniform among the verified, never the row itself. With
-    none verified: one random rollout for all the others. Otherwise nobody has one. Rows without a
-    verdict neither give nor get a reference.
+    none verified: one random rollout for all the others. With exactly one verified nobody has one,
+    unless `scope` is "all", where it serves all the others. With all verified nobody has one. Rows
+    without a verdict neither give nor get a reference. Depends on rewards and seed only.
     """
     generator = torch.Generator().manual_seed(seed)
     valid = has_verdict(reward_N).nonzero()[:, 0].tolist()
     verified = is_verified(reward_N).nonzero()[:, 0].tolist()
     reference_N = torch.full((len(reward_N),), NONE, device=reward_N.device)
-    if len(valid) < 2 or len(verified) == 1 or len(verified) == len(valid):
+    alone = len(verified) == 1 and scope == "partial"
+    if len(valid) < 2 or alone or len(verified) == len(valid):
         return reference_N
     shared = verified or [valid[_draw(len(valid), generator)]]
     for row in valid:
@@ -55,7 +63,7 @@ def _draw(count: int, generator: torch.Generator) -> int:
 
 
 def pick_wrong_answer(reward_N: Tensor, *, exclude_self: bool = False) -> Tensor:
-    """[N]: for CEPO (2605.19436) the rollout whose answer serves as the wrong one, or -1.
+    """[N] int64: for CEPO (2605.19436) the rollout whose answer serves as the wrong one, or -1.
 
     It is the lowest reward below 0.5, lowest index on ties, for the whole group; `exclude_self`
     gives that rollout itself the next one.

@@ -2,6 +2,7 @@
 
 import difflib
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
@@ -9,6 +10,13 @@ from pydantic import ValidationError
 from megatron_credit.credit.group import SIGNAL_SOURCES, Group
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.settings import Settings
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint for an unknown name: the nearest valid one if any is near, and all of them."""
+    near = difflib.get_close_matches(name.lower(), known, 1, cutoff=0.4)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return f"{guess}valid: {', '.join(known)}"
 
 
 class CreditMethod(Settings, ABC):
@@ -33,7 +41,7 @@ class CreditMethod(Settings, ABC):
     def configure(cls, options: dict[str, Any]) -> Self:
         """The method with these hyper-parameters; ValueError names the nearest valid one."""
         try:
-            return cls.model_validate(options)
+            return cls.model_validate(options, strict=True)
         except ValidationError as error:
             problems = "; ".join(cls._describe(item) for item in error.errors())
             raise ValueError(f"credit method {cls.name!r}: {problems}") from None
@@ -42,13 +50,10 @@ class CreditMethod(Settings, ABC):
     def _describe(cls, error: Any) -> str:
         option = ".".join(str(part) for part in error["loc"]) or "options"
         if error["type"] != "extra_forbidden":
-            message = error["msg"].removeprefix("Value error, ")
-            return f"{option} is {error['input']!r}: {message}"
+            message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            return f"{option} is {error['input']!r}; it {message}"
         known = list(cls.model_fields)
-        if not known:
-            return f"unknown option {option!r}; it has none"
-        near = difflib.get_close_matches(option, known, 1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(known)}"
+        hint = nearest(option, known) if known else "it has none"
         return f"unknown option {option!r}; {hint}"
 
     def check_signals(self, group: Group) -> None:

@@ -22,14 +22,14 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed import checkpoint as torch_checkpoint
 
 from megatron_credit.mcore.exchange import broadcast_payload, collective_device
+from megatron_credit.mcore.manifest import MANIFEST, VERSION, read_manifest
 from megatron_credit.mcore.training_state import TrainingState
 from megatron_credit.mcore.vetting import check_pickles
 
-MANIFEST = "manifest.json"
-VERSION = 1
 _BLOCK = 1 << 24
 
 
@@ -80,14 +80,14 @@ def load(directory: Path, state: TrainingState, identity: Mapping[str, str]) -> 
     altered = [name for name in files if found[name] != files[name]]
     if altered:
         raise ValueError(
-            f"checkpoint {directory} is damaged: {', '.join(altered)} differ from what was written; "
+            f"checkpoint {directory} is damaged: {', '.join(altered)} is not what was written; "
             "use another checkpoint"
         )
     check_pickles(directory)
     loaded = dist_checkpointing.load(
         state.sharded(loading=True),
         str(directory),
-        strict=dist_checkpointing.validation.StrictHandling.RAISE_ALL,
+        strict=StrictHandling.RAISE_ALL,
     )
     state.restore(loaded, answer["manifest"]["num_steps"])
     dist.barrier()
@@ -118,29 +118,10 @@ class InProcessSave(TorchDistSaveShardedStrategy):
 
 def _examine(directory: Path, identity: Mapping[str, str]) -> dict[str, Any]:
     """The manifest, or the problem with it; on one rank, so that all ranks decide alike."""
-    path = directory / MANIFEST
-    if not path.is_file():
-        problem = f"{directory} is not a complete checkpoint: it has no {MANIFEST}"
-        return {"problem": problem}
     try:
-        manifest = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        return {"problem": f"{path} is not JSON: {error}"}
-    if manifest.get("version") != VERSION:
-        version = manifest.get("version")
-        return {"problem": f"{path} has version {version}; this program reads {VERSION}"}
-    for name, expected in identity.items():
-        found = manifest["identity"].get(name)
-        if found != expected:
-            problem = (
-                f"checkpoint {directory} has {name}={found}, but this run has {name}={expected}; "
-                "resume with the configuration that wrote it"
-            )
-            return {"problem": problem}
-    missing = [name for name in manifest["files"] if not (directory / name).is_file()]
-    if missing:
-        return {"problem": f"checkpoint {directory} lacks {', '.join(missing)}"}
-    return {"manifest": manifest}
+        return {"manifest": read_manifest(directory, identity)}
+    except ValueError as error:
+        return {"problem": str(error)}
 
 
 def _leader_says(value: Any) -> Any:

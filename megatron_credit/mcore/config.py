@@ -59,7 +59,7 @@ class OptimizerConfig(Settings):
     clip_grad: float = Field(1.0, ge=0)
     """Largest global gradient norm; 0 turns clipping off."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps over which the learning rate rises linearly from 0."""
+    """Steps over which the learning rate rises linearly; the first has lr / warmup_steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the decay from lr to min_lr."""
     decay_steps: int | None = Field(None, ge=1)

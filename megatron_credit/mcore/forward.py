@@ -16,6 +16,7 @@ import torch.distributed as dist
 from credit_kernels import VocabShard, linear_logprob
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -42,7 +43,7 @@ class OutputHead:
         self,
         *,
         hidden_states: Tensor,
-        output_layer: torch.nn.Module,
+        output_layer: ColumnParallelLinear,
         output_weight: Tensor | None,
         context: PackedBatch,
         **_unused: Any,
@@ -61,7 +62,7 @@ class OutputHead:
                 hidden_states[row_R, 0], group=self.tp_group
             )
         weight_VH = output_layer.weight if output_weight is None else output_weight
-        return linear_logprob(
+        logprob_R, entropy_R = linear_logprob(
             hidden_RH,
             weight_VH,
             context.target_P[row_R],
@@ -69,6 +70,7 @@ class OutputHead:
             shard=self._shard(len(weight_VH)),
             return_entropy=True,
         )
+        return logprob_R, entropy_R
 
     def _shard(self, num_rows: int) -> VocabShard:
         size, rank = self.tp_group.size(), self.tp_group.rank()

@@ -18,7 +18,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
@@ -66,7 +66,7 @@ def distribute(
 
 
 def _sum_gradients(
-    chunks: list[DistributedDataParallel], _num_tokens: Tensor | None, **options: Any
+    chunks: list[torch.nn.Module], _num_tokens: Tensor | None, **options: Any
 ) -> None:
     """Megatron's reductions over every axis, without its division by a token count."""
     finalize_model_grads(chunks, None, **options)
@@ -86,12 +86,12 @@ class PolicyOptimizer:
     """Megatron's optimizer of the wrapped chunks, with our schedule."""
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], config: OptimizerConfig) -> None:
-        self.chunks = list(chunks)
         self.config = config
         self.num_steps = 0
         """Steps applied so far; the schedule goes by it."""
+        self.chunks = list(chunks)
         model_config = chunks[0].config
-        self.megatron = get_megatron_optimizer(
+        megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer=config.kind,
                 # Every step sets its own; a rate here would become part of checkpoints.
@@ -106,9 +106,11 @@ class PolicyOptimizer:
                 params_dtype=model_config.params_dtype,
                 use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
             ),
-            self.chunks,
+            [*chunks],
             use_gloo_process_groups=False,
         )
+        assert isinstance(megatron, ChainedOptimizer)
+        self.megatron = megatron
         self._create_state()
 
     def parts(self) -> list[MegatronOptimizer]:
@@ -159,7 +161,7 @@ class PolicyOptimizer:
             logger.warning("optimizer step skipped: the gradient norm is %s", norm)
             return StepResult(norm, applied=False)
         if self.config.clip_grad > 0:
-            parameters = self.megatron.get_parameters()
+            parameters = [*self.megatron.get_parameters()]
             clip_grad_by_total_norm_fp32(parameters, self.config.clip_grad, norm)
         self.megatron.step_with_ready_grads()
         self.num_steps += 1

@@ -19,6 +19,7 @@ from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, Policy
 from megatron_credit.mcore.convert import Converter, TensorMeta
 from megatron_credit.mcore.forward import OutputHead, run_schedule
 from megatron_credit.mcore.hf_files import open_checkpoint
+from megatron_credit.mcore.manifest import identity
 from megatron_credit.mcore.model import build_model
 from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
 from megatron_credit.mcore.parallel import Ranks
@@ -29,6 +30,7 @@ from megatron_credit.objective.loss import LossSums, TokenInputs, policy_loss
 from megatron_credit.objective.normalise import normaliser
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +198,11 @@ class Policy:
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint must share with this policy."""
-        return {
-            "architecture": self.architecture.fingerprint(),
-            "dtype": str(self.chunks[0].config.params_dtype),
-            "optimizer": self.optimizer.config.kind,
-        }
+        return identity(
+            self.architecture,
+            dtype=NAMES[self.chunks[0].config.params_dtype],
+            optimizer=self.optimizer.config.kind,
+        )
 
     def _head(self, temperature: float) -> OutputHead:
         return OutputHead(

@@ -2,28 +2,34 @@
 
 Every tensor is described in the model's own terms (global parameter, offset, shape), whichever
 optimizer holds it and however it splits it, so that a checkpoint fits any other layout. megatron's
-own descriptions of optimizer state tie a checkpoint to the optimizer's class, and fail for plain
-torch optimizers before their first step.
+own description of a split optimizer's state is not used: it gathers gradient buckets without the
+padding between them but cuts parameters out with it, which shifts every parameter behind a tied
+embedding's bucket on the last pipeline stage, and it fails for torch's Adam, whose step count it
+does not expect (megatron-core 0.19.2).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer import (
+    Float16OptimizerWithFloat16Params,
+    MegatronOptimizer,
+)
 from torch import Tensor
 from torch.nn import Parameter
 
 from megatron_credit.mcore.optimizer import PolicyOptimizer
 
 _Sharded = ShardedTensor | ShardedTensorFactory
-# megatron's name of the master weight next to the moments.
-_MASTER = "param"
+_MASTER = "master"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
@@ -41,29 +47,26 @@ class TrainingState:
     def sharded(self, *, loading: bool) -> dict[str, Any]:
         """A nested dictionary of sharded tensors, to be saved or to be filled.
 
-        Collective over the data ranks. When loading, tensors that the optimizer splits over them
-        are given as whole blanks.
+        Collective over the data ranks when saving. State that the optimizer splits over the data
+        ranks is given whole, on the CPU: gathered, or blank when loading.
         """
-        models = {
+        state: dict[str, Any] = {
             f"model{number}": chunk.sharded_state_dict()
             for number, chunk in enumerate(self._chunks)
         }
         description = {
             id(sharded.data): sharded
-            for sharded in nested_values(models)
+            for sharded in nested_values(state)
             if isinstance(sharded, _Sharded)
         }
-        state: dict[str, Any] = dict(models)
-        for number, part in enumerate(self._optimizer.parts()):
-            if isinstance(part, DistributedOptimizer):
-                state[f"optimizer{number}"] = part.sharded_param_state_fully_reshardable(
-                    models, loading, {}
-                )
-            else:
-                state[f"optimizer{number}"] = {
-                    index: {name: _like(description[id(parameter)], name, tensor)}
-                    for index, (parameter, name, tensor) in enumerate(_whole_state(part))
-                }
+        state["optimizer"] = {
+            number: _like(
+                description[id(item.parameter)],
+                item.name,
+                item.blank() if loading else item.gather(),
+            )
+            for number, item in enumerate(self._optimizer_state())
+        }
         return state
 
     @torch.no_grad()
@@ -71,48 +74,93 @@ class TrainingState:
         """Takes over what was loaded into `sharded(loading=True)`."""
         for number, chunk in enumerate(self._chunks):
             chunk.load_state_dict(loaded[f"model{number}"])
-        for number, part in enumerate(self._optimizer.parts()):
-            state = loaded[f"optimizer{number}"]
-            if isinstance(part, DistributedOptimizer):
-                _load_split_state(part, state)
-            else:
-                for index, (_, name, tensor) in enumerate(_whole_state(part)):
-                    tensor.copy_(state[index][name])
+        for number, item in enumerate(self._optimizer_state()):
+            item.take(loaded["optimizer"][number])
         self._optimizer.set_num_steps(num_steps)
 
+    def _optimizer_state(self) -> Iterator["_Item"]:
+        for part in self._optimizer.parts():
+            split = isinstance(part, DistributedOptimizer)
+            yield from _split_state(part) if split else _whole_state(part)
 
-def _whole_state(part: MegatronOptimizer) -> Iterator[tuple[Parameter, str, Tensor]]:
-    """(model parameter, name, tensor of its shape) of an optimizer that splits nothing."""
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """A tensor of optimizer state of one model parameter."""
+
+    parameter: Parameter
+    name: str
+    held: Tensor | None
+    """What this rank holds; None where that is nothing."""
+    span: slice | None
+    """The elements of the flat whole that `held` has; None where it is the whole itself."""
+    group: dist.ProcessGroup | None
+    """The data ranks that share the tensor."""
+
+    def gather(self) -> Tensor:
+        """The whole tensor."""
+        if self.group is None:
+            assert self.held is not None
+            return self.held
+        whole = torch.zeros(self.parameter.numel(), device=self.parameter.device)
+        if self.held is not None:
+            whole[self.span] = self.held
+        # Every element comes from one rank and zeros from the others: the sum is exact.
+        dist.all_reduce(whole, group=self.group)
+        return whole.view(self.parameter.shape).cpu()
+
+    def blank(self) -> Tensor:
+        """A tensor to load the whole into."""
+        return self.gather() if self.group is None else torch.zeros(self.parameter.shape)
+
+    def take(self, whole: Tensor) -> None:
+        """This rank's part of the whole becomes the state."""
+        if self.held is not None:
+            self.held.copy_(whole if self.span is None else whole.reshape(-1)[self.span])
+
+
+def _whole_state(part: MegatronOptimizer) -> Iterator[_Item]:
+    """State of an optimizer that splits nothing."""
     for parameter in _model_parameters(part):
         # With bf16 the optimizer steps on a float32 copy that megatron attaches.
         master = vars(parameter).get("main_param", parameter)
-        yield parameter, _MASTER, master
-        for name, tensor in part.optimizer.state[master].items():
-            if name != "step":
-                yield parameter, name, tensor
+        held = {_MASTER: master, **part.optimizer.state[master]}
+        for name in (_MASTER, *_MOMENTS):
+            if name in held:
+                yield _Item(parameter, name, held[name], None, None)
 
 
 def _model_parameters(part: MegatronOptimizer) -> list[Parameter]:
-    if part.config.bf16:
+    if isinstance(part, Float16OptimizerWithFloat16Params):
         groups = part.float16_groups + part.fp32_from_fp32_groups
         return [parameter for group in groups for parameter in group]
     return part.get_parameters()
 
 
+def _split_state(part: DistributedOptimizer) -> Iterator[_Item]:
+    """State of Adam split over the data ranks; every rank yields every tensor, in one order."""
+    spans = {
+        parameter: slice(ranges["param"].start, ranges["param"].end)
+        for buffer in part.gbuf_ranges
+        for buckets in buffer.values()
+        for bucket in buckets
+        for parameter, ranges in bucket["param_map"].items()
+    }
+    for buffer in part.buffers:
+        for parameter in buffer.params:
+            held: dict[str, Tensor] = {}
+            if parameter in spans:
+                group, order = part.model_param_group_index_map[parameter]
+                master = part.optimizer.param_groups[group]["params"][order]
+                held = {_MASTER: master, **part.optimizer.state[master]}
+            for name in (_MASTER, *_MOMENTS):
+                span, data_ranks = spans.get(parameter), part.data_parallel_group
+                yield _Item(parameter, name, held.get(name), span, data_ranks)
+
+
 def _like(description: _Sharded, name: str, tensor: Tensor) -> _Sharded:
     """`tensor` lies in the checkpoint as the described parameter does, under its own key."""
-    changes: dict[str, Any] = {"key": f"optimizer.state.{name}.{description.key}", "data": tensor}
+    changes: dict[str, Any] = {"key": f"optimizer.{name}.{description.key}", "data": tensor}
     if isinstance(description, ShardedTensor):
         changes["dtype"] = tensor.dtype
     return replace(description, **changes)
-
-
-def _load_split_state(part: DistributedOptimizer, state: dict[int, dict[str, Tensor]]) -> None:
-    """Each data rank takes its part of every tensor.
-
-    megatron looks for a loaded value of every tensor in the inner state, and torch's Adam keeps its
-    step count there, which `PolicyOptimizer.set_num_steps` sets afterwards.
-    """
-    for inner in part.optimizer.state.values():
-        inner.pop("step", None)
-    part.load_parameter_state_from_fully_reshardable(state)

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from megatron_credit.objective.ratio import MAX_EXPONENT
@@ -23,4 +24,5 @@ def kl_estimate(policy_logprob_T: Tensor, reference_logprob_T: Tensor, kind: Est
         return 0.5 * log_ratio_T**2
     # Bounding the exponent alone would leave a gradient of the wrong sign beyond the bound.
     bounded_T = log_ratio_T.clamp(min=-MAX_EXPONENT)
-    return (-bounded_T).exp() - 1 + bounded_T
+    # exp(-x) - 1 of a small x would round to noise larger than the estimate, and below 0.
+    return torch.expm1(-bounded_T) + bounded_T

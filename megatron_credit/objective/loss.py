@@ -1,6 +1,6 @@
 """The loss of a packed micro-batch: a sum, never a mean."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from megatron_credit.objective.surrogate import clip_hits, clipped_surrogate
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenInputs:
-    """What the objective knows of each token; values where the mask is False may be NaN."""
+    """What the objective knows of each token; values where the mask is False may be NaN.
+
+    All of one shape, else ValueError. Log-probs are in nats, at the sampling temperature.
+    """
 
     policy_logprob_T: Tensor
     """Log-prob under the policy being trained; the only input with a gradient besides entropy."""
@@ -28,17 +31,34 @@ class TokenInputs:
     mask_T: Tensor
     """bool: trained tokens."""
     reference_logprob_T: Tensor | None
+    """Log-prob under the policy that the KL term holds on to; None where there is no KL term."""
     entropy_T: Tensor | None
+    """Entropy of the policy's distribution, for the metrics only."""
+
+    def __post_init__(self) -> None:
+        expected = tuple(self.policy_logprob_T.shape)
+        for declared in fields(self):
+            value_T = vars(self)[declared.name]
+            if value_T is not None and tuple(value_T.shape) != expected:
+                raise ValueError(
+                    f"{declared.name} has shape {tuple(value_T.shape)}, expected {expected} as "
+                    "policy_logprob_T"
+                )
+        if self.mask_T.dtype != torch.bool:
+            raise ValueError(f"mask_T has type {self.mask_T.dtype}, expected torch.bool")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossSums:
-    """The weighted sum of the token losses, and plain sums and maxima of metrics over the trained
-    tokens. The keys depend on the configuration and on which inputs are given, not on values."""
+    """What a micro-batch adds to the step. The key sets depend on the configuration alone, so ranks
+    can reduce the values in sorted order."""
 
     loss: Tensor
+    """Scalar with gradient: weighted sum of the token losses, not yet divided by anything."""
     sums: dict[str, Tensor]
+    """float64 scalars, detached: plain sums over the trained tokens; `tokens` counts them."""
     maxima: dict[str, Tensor]
+    """Scalars >= 0 without gradient."""
 
 
 def policy_loss(inputs: TokenInputs, config: ObjectiveConfig) -> LossSums:
@@ -64,11 +84,10 @@ def policy_loss(inputs: TokenInputs, config: ObjectiveConfig) -> LossSums:
         "ratio": masked(ratio_T.detach(), mask_T),
         "clip_low": low_T & mask_T,
         "clip_high": high_T & mask_T,
-        "importance_changed": correction.changed_T,
+        "importance_truncated": correction.changed_T,
         "tokens": mask_T,
+        "entropy": _entropy(inputs),
     }
-    if inputs.entropy_T is not None:
-        sums["entropy"] = masked(inputs.entropy_T.detach(), mask_T)
     if config.kl_coef > 0:
         kl_T = _reference_kl(inputs, config)
         loss_T = loss_T + config.kl_coef * kl_T
@@ -80,6 +99,13 @@ def policy_loss(inputs: TokenInputs, config: ObjectiveConfig) -> LossSums:
         sums={name: value_T.sum(dtype=torch.float64) for name, value_T in sums.items()},
         maxima=maxima,
     )
+
+
+def _entropy(inputs: TokenInputs) -> Tensor:
+    """Zeros where none was measured: the key is there anyway, for the ranks that did measure it."""
+    if inputs.entropy_T is None:
+        return torch.zeros_like(inputs.policy_logprob_T)
+    return masked(inputs.entropy_T.detach(), inputs.mask_T)
 
 
 def _reference_kl(inputs: TokenInputs, config: ObjectiveConfig) -> Tensor:

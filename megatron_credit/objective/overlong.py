@@ -8,4 +8,4 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer={buffer} must be between 1 and max_length={max_length}")
-    return -min(max(length - (max_length - buffer), 0) / buffer, 1.0)
+    return max(min(max_length - buffer - length, 0) / buffer, -1.0)

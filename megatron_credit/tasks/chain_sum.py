@@ -18,6 +18,7 @@ class ChainSumConfig(Settings):
     """Which sums are asked, and which ones are held out for evaluation."""
 
     kind: Literal["chain_sum"] = "chain_sum"
+    """Which task this is."""
     min_terms: int = Field(default=4, ge=1)
     """Fewest numbers in a sum."""
     max_terms: int = Field(default=6, ge=1)

@@ -17,7 +17,7 @@ Made from nothing but this repository, on one CPU core in {minutes:.0f} minutes,
         --out models/chain-sum-0.6m --steps {steps} --seed {seed}
 
 It imitates a pupil who adds and subtracts as on paper but forgets a carry or borrow with
-probability 0.7. The pupil's solutions are right 53 % of the time, so imitation ends there; only the
+probability 0.7. The pupil's solutions are right 52 % of the time, so imitation ends there; only the
 verifier's reward goes further. A fifth of the rows show the exact solution in the context first
 (the model learns to read evidence); a tenth have up to three attempts with `Wrong, try again.` in
 between. No row asks one of the {num_prompts} held-out questions of the default `chain_sum` task.

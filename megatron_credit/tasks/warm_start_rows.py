@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from megatron_credit.rewards.answer_tags import last_answer
 from megatron_credit.settings import Settings
 from megatron_credit.tasks.base import Task
-from megatron_credit.tasks.solver import exact_solution, first_wrong_step, forgetful_solution
+from megatron_credit.tasks.solver import exact_solution, forgetful_solution
 from megatron_credit.tasks.tokenizer import ASSISTANT, END, PAD_ID, RETRY, USER
 
 NOT_TRAINED = -100
@@ -64,13 +65,16 @@ def make_turns(question: str, config: RowConfig, rng: Random) -> list[Turn]:
 
 
 def _attempts(question: str, max_attempts: int, forget: float, rng: Random) -> list[Turn]:
+    """Attempts until the verifier would be content: it reads the answer, not the steps, and two
+    slips may cancel."""
+    right = last_answer(exact_solution(question))
     turns = [Turn(ask(question), False)]
     for attempt in range(max_attempts):
         if attempt > 0:
             turns.append(Turn(ask(RETRY), False))
         solution = forgetful_solution(question, forget=forget, rng=rng)
         turns.append(Turn(solution + END, True))
-        if first_wrong_step(solution, question) is None:
+        if last_answer(solution) == right:
             break
     return turns
 

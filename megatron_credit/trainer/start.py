@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import IO
 
+from megatron_credit.mcore.architecture import read_architecture
+from megatron_credit.mcore.manifest import identity, read_manifest
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.metrics import keep_metrics
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
@@ -41,6 +43,9 @@ def choose_start(config: RunConfig, directory: RunDirectory) -> Path | None:
             f"{checkpoint} is after step {step}, beyond trainer.steps={config.trainer.steps}; "
             "raise trainer.steps or start in another run.directory"
         )
+    architecture = read_architecture(config.policy.model)
+    kind = config.optimizer.kind
+    read_manifest(checkpoint, identity(architecture, dtype=config.policy.dtype, optimizer=kind))
     return checkpoint
 
 

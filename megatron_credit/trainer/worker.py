@@ -17,6 +17,7 @@ from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
 from megatron_credit.mcore.parallel import Ranks, start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
 from megatron_credit.rollouts.client import EngineClient  # noqa: E402
+from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
 from megatron_credit.rollouts.sync import WeightSync  # noqa: E402
 from megatron_credit.tasks import build_task  # noqa: E402
 from megatron_credit.trainer.config import RunConfig  # noqa: E402
@@ -32,6 +33,7 @@ from megatron_credit.trainer.worker_environment import engine_key, global_rank  
 def main() -> None:
     """Entry point of a rank; raises, and so ends the job, on any failure."""
     arguments = parse_arguments()
+    end_with_parent()
     directory = RunDirectory(arguments.directory)
     redirect_output(directory.logs / f"trainer-{global_rank()}.log")
     config = RunConfig.model_validate_json(directory.config.read_text())

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from megatron_credit.credit.evidence import pick_references, pick_siblings, pick_wrong_answer
@@ -62,3 +63,21 @@ def test_wrong_answer_is_the_lowest_and_then_the_first():
     assert excluded.tolist() == [2, 2, 3, 2, 2]
     assert pick_wrong_answer(rewards(0, 1), exclude_self=True).tolist() == [-1, 0]
     assert pick_wrong_answer(rewards(1, 1)).tolist() == [-1, -1]
+
+
+def test_one_verified_rollout_serves_the_others_under_scope_all():
+    reward_N = rewards(0, 1, NAN, 0)
+    assert pick_references(reward_N, seed=3, scope="all").tolist() == [1, -1, -1, 1]
+    assert pick_references(rewards(1, 1), seed=3, scope="all").tolist() == [-1, -1]
+
+
+def test_an_empty_group_has_no_evidence():
+    nobody = rewards()
+    positive_N, negative_NK = pick_siblings(nobody, negatives=3)
+    assert positive_N.shape == (0,) and negative_NK.shape == (0, 3)
+    assert pick_references(nobody, seed=0).shape == pick_wrong_answer(nobody).shape == (0,)
+
+
+def test_siblings_need_at_least_one_negative():
+    with pytest.raises(ValueError, match="negatives=0"):
+        pick_siblings(rewards(1, 0), negatives=0)

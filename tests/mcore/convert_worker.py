@@ -80,22 +80,30 @@ def _check_layout(
     return results
 
 
-def _load(model_dir: Path, config: Any, ranks: Any) -> tuple[Any, list[Any], Any]:
-    """Architecture, chunks with random weights, converter."""
+def _build(
+    model_dir: Path,
+    config: Any,
+    ranks: Any,
+    *,
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Any, list[Any], Any]:
+    """Architecture, chunks, converter."""
     from megatron_credit.mcore.architecture import check_parallel, read_architecture
     from megatron_credit.mcore.convert import Converter
     from megatron_credit.mcore.model import build_model
 
     architecture = read_architecture(model_dir)
     check_parallel(architecture, config, WORLD_SIZE)
-    chunks = build_model(architecture, config, dtype=torch.float32, seed=5)
+    chunks = build_model(architecture, config, dtype=dtype, seed=seed)
     return architecture, chunks, Converter(architecture, chunks, ranks)
 
 
 def _check(model_dir: Path, config: Any, ranks: Any) -> dict[str, Any]:
     from megatron_credit.mcore.hf_files import open_checkpoint
 
-    architecture, chunks, converter = _load(model_dir, config, ranks)
+    architecture, chunks, converter = _build(model_dir, config, ranks, seed=5)
+    random_padding = _padding_rows(architecture, chunks)
     drawn = hashlib.sha256()
     for name, tensor in converter.export():
         drawn.update(name.encode() + tensor.contiguous().numpy().tobytes())
@@ -110,15 +118,31 @@ def _check(model_dir: Path, config: Any, ranks: Any) -> dict[str, Any]:
         "differences": _export_differences(model_dir, converter),
         "packed": _packed_error(model_dir, chunks, ranks),
         "padded": _padded_error(model_dir, chunks, ranks),
-        "padding_rows": _padding_rows(architecture, chunks),
+        "padding_rows": [random_padding, _padding_rows(architecture, chunks)],
+        "bf16": _bf16_differences(model_dir, config, ranks),
     }
+
+
+def _bf16_differences(model_dir: Path, config: Any, ranks: Any) -> list[str]:
+    """Names of tensors that a bfloat16 model does not export as the rounded original."""
+    from megatron_credit.mcore.hf_files import open_checkpoint
+
+    read = open_checkpoint(model_dir)
+    _, _, converter = _build(model_dir, config, ranks, dtype=torch.bfloat16)
+    converter.load(read)
+    announced = {meta.name: meta.dtype for meta in converter.metadata()}
+    return [
+        name
+        for name, tensor in converter.export()
+        if announced[name] != torch.bfloat16 or not torch.equal(tensor, read(name).bfloat16())
+    ]
 
 
 def _write(directory: Path, model_dir: Path, config: Any, ranks: Any) -> None:
     """Writes what was read, in several files."""
     from megatron_credit.mcore.hf_files import open_checkpoint, write_checkpoint
 
-    _, _, converter = _load(model_dir, config, ranks)
+    _, _, converter = _build(model_dir, config, ranks)
     converter.load(open_checkpoint(model_dir))
     if ranks.rank == 0:
         write_checkpoint(directory, converter.export(), model_dir, max_file_bytes=50_000)

@@ -118,6 +118,8 @@ def run(rank: int, world_size: int, rendezvous: str, directory: str) -> None:
         result = run_case(case)
         if rank == 0:
             torch.save(result, Path(directory, f"{name}.pt"))
+    if world_size == 2:
+        torch.save(shared_payload(), Path(directory, f"payload-{rank}.pt"))
     if world_size == 1:
         torch.save(run_checkpoints(Path(directory)), Path(directory, "hugging_face.pt"))
         Path(directory, "largest.json").write_text(json.dumps(largest_tensor()))
@@ -296,6 +298,21 @@ def run_checkpoints(directory: Path) -> dict[str, dict[str, Any]]:
     return results
 
 
+def shared_payload() -> dict[str, Any]:
+    """What this rank has after rank 0 gave its sequences and a header to all."""
+    from megatron_credit.mcore.exchange import (
+        broadcast_payload,
+        decode_sequences,
+        encode_sequences,
+    )
+
+    header, payload = None, None
+    if dist.get_rank() == 0:
+        header, payload = {"step": 3, "name": "n"}, encode_sequences(make_batch("mixed", 134))
+    header, payload = broadcast_payload(header, payload)
+    return {"header": header, "sequences": [vars(s) for s in decode_sequences(payload)]}
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the most elements that any operation put out."""
 
@@ -356,5 +373,11 @@ def skipped_steps() -> dict[str, Any]:
             "changed": changed,
             "steps": policy.optimizer.num_steps,
         }
+    results["scored_empty"] = policy.score([], temperature=TEMPERATURE)
+    foreign = replace(batch[1], token_ids_L=torch.full_like(batch[1].token_ids_L, 131))
+    try:
+        policy.score([batch[0], foreign], temperature=TEMPERATURE)
+    except ValueError as error:
+        results["foreign"] = str(error)
     stop_parallel(keep_world=True)
     return results

@@ -71,10 +71,16 @@ def test_random_weights_depend_on_the_name(results):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_padding_rows_are_zero_and_only_where_the_vocabulary_is_odd(results, layout):
-    # 131 rows need one row of padding for two tensor ranks; 136 need none.
-    odd = [rank["padding_rows"] for rank in results[f"qwen3_odd_vocab/{layout}"]]
-    assert set(odd) == ({-1.0, 0.0} if "tp2" in layout else {-1.0})
-    assert {rank["padding_rows"] for rank in results[f"qwen3_tied/{layout}"]} == {-1.0}
+    # 131 rows need one row of padding for two tensor ranks; 136 need none. Random and loaded alike.
+    odd = {tuple(rank["padding_rows"]) for rank in results[f"qwen3_odd_vocab/{layout}"]}
+    assert odd == ({(-1.0, -1.0), (0.0, 0.0)} if "tp2" in layout else {(-1.0, -1.0)})
+    even = {tuple(rank["padding_rows"]) for rank in results[f"qwen3_tied/{layout}"]}
+    assert even == {(-1.0, -1.0)}
+
+
+@every_case
+def test_bfloat16_weights_are_the_rounded_ones(results, case):
+    assert [rank["bf16"] for rank in results[case]] == [[]] * convert_worker.WORLD_SIZE
 
 
 @pytest.mark.parametrize("layout", WRITTEN)

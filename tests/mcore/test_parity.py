@@ -134,6 +134,15 @@ def plain_loss(model, batch):
     return torch.stack(losses).mean()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_gets_what_rank_0_shares(directory, rank):
+    found = torch.load(directory / f"payload-{rank}.pt")
+    assert found["header"] == {"step": 3, "name": "n"}
+    expected = parity_worker.make_batch("mixed", 134)
+    for one, sequence in zip(found["sequences"], expected, strict=True):
+        torch.testing.assert_close(one, vars(sequence), rtol=0, atol=0, equal_nan=True)
+
+
 def test_no_tensor_has_tokens_times_vocabulary_elements(directory):
     largest = json.loads((directory / "largest.json").read_text())
     assert largest["scoring"] <= largest["logits"] / 2
@@ -147,6 +156,12 @@ def test_a_step_without_a_finite_gradient_changes_nothing(directory, name):
     assert result["metrics"]["optimizer/skipped"] == "1.0"
     # Of a warm-up of two steps to 1e-3, the first is still to come.
     assert result["metrics"]["lr"] == "0.0005"
+
+
+def test_odd_inputs_to_score(directory):
+    results = json.loads((directory / "skipped.json").read_text())
+    assert results["scored_empty"] == []
+    assert "sequence 1 has token ids outside of 0 .. 130" in results["foreign"]
 
 
 def test_skipped_steps_leave_no_trace(directory):

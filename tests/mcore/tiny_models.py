@@ -1,5 +1,4 @@
-"""Tiny Hugging Face checkpoints with every number random, and what transformers computes on them.
-"""
+"""Tiny Hugging Face checkpoints, all numbers random, and what transformers computes on them."""
 
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def write_tiny_model(directory: Path, kind: str, *, seed: int = 0) -> Path:
     model = AutoModelForCausalLM.from_config(_CONFIGS[kind](), dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * 0.2
+            noise = torch.randn(parameter.shape, generator=generator) * 0.1
             parameter.copy_(1 + noise if "norm" in name else noise)
     model.save_pretrained(directory / kind)
     return directory / kind

@@ -13,6 +13,7 @@ from megatron_credit.objective.kl import kl_estimate
 from megatron_credit.objective.loss import TokenInputs, policy_loss
 from megatron_credit.objective.normalise import normaliser
 from megatron_credit.objective.overlong import overlong_penalty
+from megatron_credit.objective.surrogate import clip_hits
 
 NAN = math.nan
 UNCORRECTED = ObjectiveConfig(importance="none", clip_low=0.2, clip_high=0.3)
@@ -100,12 +101,12 @@ def test_truncated_importance():
     object.__setattr__(inputs, "rollout_logprob_T", -torch.tensor(gap, dtype=torch.float64))
     result, gradient = loss_and_gradient(inputs, ObjectiveConfig(importance_cap=2.0))
     assert gradient == pytest.approx([-2.0, -1.5, -0.25])
-    assert result.sums["importance_changed"] == 1
+    assert result.sums["importance_truncated"] == 1
     result, gradient = loss_and_gradient(
         inputs, ObjectiveConfig(importance="mask", importance_cap=2.0)
     )
     assert gradient == pytest.approx([0.0, -1.0, 0.0])
-    assert result.sums["importance_changed"] == 2
+    assert result.sums["importance_truncated"] == 2
     assert result.sums["mismatch_abs"] == pytest.approx(2 * math.log(4) + math.log(1.5))
     assert result.maxima["mismatch_abs_max"] == pytest.approx(math.log(4))
 
@@ -210,11 +211,17 @@ def test_sequence_mean_is_the_mean_of_means():
     assert (policy_loss(inputs, config).loss / norm.count).item() == -(2 + 10) / 2
 
 
-def test_metric_keys_do_not_depend_on_values():
-    config = ObjectiveConfig()
-    full = policy_loss(tokens([0.0], [0.0], [1.0]), config)
-    empty = policy_loss(tokens([], [], [], []), config)
-    assert full.sums.keys() == empty.sums.keys() and full.maxima.keys() == empty.maxima.keys()
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_metric_keys_depend_on_the_configuration_alone(kl_coef):
+    config = ObjectiveConfig(kl_coef=kl_coef)
+    reference = {"reference_logprob_T": torch.zeros(1).double()}
+    full = policy_loss(tokens([0.0], [0.0], [1.0], entropy_T=torch.ones(1), **reference), config)
+    bare = policy_loss(tokens([0.0], [0.0], [1.0], [False], **reference), config)
+    names = {"ratio", "clip_low", "clip_high", "importance_truncated", "tokens", "entropy"}
+    names |= {"mismatch_abs", "mismatch_k3"} | ({"kl_reference"} if kl_coef else set())
+    assert set(full.sums) == set(bare.sums) == names
+    assert set(full.maxima) == set(bare.maxima) == {"mismatch_abs_max"}
+    assert full.sums["entropy"] == 1 and bare.sums["entropy"] == 0
 
 
 @pytest.mark.parametrize(
@@ -227,3 +234,11 @@ def test_overlong_penalty(length, expected):
 def test_overlong_penalty_refuses_a_bad_buffer():
     with pytest.raises(ValueError, match="buffer=0"):
         overlong_penalty(5, max_length=100, buffer=0)
+
+
+def test_clip_hits_are_where_the_gradient_was_removed():
+    ratio_T = torch.tensor([0.5, 0.5, 0.8, 1.0, 1.3, 2.0, 2.0], dtype=torch.float64)
+    advantage_T = torch.tensor([-1.0, 1.0, -1.0, 1.0, 1.0, 1.0, -1.0])
+    low_T, high_T = clip_hits(ratio_T, advantage_T, clip_low=0.2, clip_high=0.3)
+    assert low_T.tolist() == [True, False, False, False, False, False, False]
+    assert high_T.tolist() == [False, False, False, False, False, True, False]

@@ -83,6 +83,16 @@ def test_retry_row_ends_at_the_limit_or_when_right():
     assert right == [Turn(ASKED, False), Turn(f"{EXACT}<|end|>", True)]
 
 
+def test_a_right_answer_by_two_slips_is_not_told_to_retry():
+    # 9 + 4 = 3, 3 - 5 = -2, -2 - 9 = -1: the forgotten carry and the forgotten borrow cancel.
+    question = "State the final answer to the following arithmetic problem: 9 + 4 - 5 - 9 ="
+    config = RowConfig(forget=1.0, evidence_share=0.0, retry_share=1.0)
+    turns = make_turns(question, config, Random(0))
+    assert [turn.text for turn in turns if turn.trained] == [
+        "9+4=3;3-5=-2;-2-9=-1;<answer>-1</answer><|end|>"
+    ]
+
+
 def test_the_mixture_has_its_shares():
     rng = Random(0)
     question = "State the final answer to the following arithmetic problem: 6 + 7 ="

@@ -1,0 +1,71 @@
+"""Writes the reference of all configuration keys from the models themselves.
+
+python -m megatron_credit.trainer.reference > docs/configuration.md
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.load_config import section_types
+
+
+def reference() -> str:
+    """The Markdown text: one table a section."""
+    lines = [
+        "# Configuration",
+        "",
+        "Made by `python -m megatron_credit.trainer.reference`; `tests/trainer/test_reference.py`",
+        "checks that it is current. Unknown keys are refused.",
+    ]
+    for name, field in RunConfig.model_fields.items():
+        for model in section_types(field.annotation):
+            lines += ["", f"## [{name}]", "", one_line(model.__doc__ or ""), ""]
+            lines += ["| key | type | default | meaning |", "|---|---|---|---|", *rows(model)]
+    return "\n".join(lines) + "\n"
+
+
+def rows(model: type[BaseModel]) -> Iterator[str]:
+    """A row for each key of a section."""
+    for name, field in model.model_fields.items():
+        meaning = one_line(field.description or "").replace("|", "\\|")
+        yield f"| `{name}` | {type_name(field)} | {default(field)} | {meaning} |"
+
+
+def type_name(field: FieldInfo) -> str:
+    """The annotation without module names."""
+    annotation = field.annotation
+    plain = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    for noise in ("typing.", "pathlib.", "NoneType"):
+        plain = plain.replace(noise, "")
+    return f"`{plain}`".replace("|", "\\|")
+
+
+def default(field: FieldInfo) -> str:
+    """The default as TOML would have it, or that there is none."""
+    if field.default_factory is not None:
+        return "empty"
+    return "needed" if field.default is PydanticUndefined else f"`{shown(field.default)}`"
+
+
+def shown(value: Any) -> str:
+    """A default in TOML's spelling."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def one_line(text: str) -> str:
+    """Text without its line breaks."""
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

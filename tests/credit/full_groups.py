@@ -1,0 +1,99 @@
+"""Groups that carry every signal, for laws over all methods."""
+
+from dataclasses import fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron_credit.credit import Group
+
+NUM_ATTEMPTS, NUM_STEPS, NUM_SEGMENTS, NUM_ANSWERS = 2, 3, 3, 2
+SHAPES = {
+    name: declared.metadata["shape"]
+    for name, declared in Group.__dataclass_fields__.items()
+    if "shape" in declared.metadata
+}
+
+
+def full_group(rewards: list[float], *, num_tokens: int = 6, seed: int = 0) -> Group:
+    """Random but lawful signals of float64 and int64 for these rewards; no row is cut short."""
+    rng = torch.Generator().manual_seed(seed)
+    num = len(rewards)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=rng, dtype=torch.float64)
+
+    def ids(count: int) -> Tensor:
+        """Each row's tokens in `count` consecutive spans."""
+        return (torch.arange(num_tokens) * count // num_tokens).expand(num, -1).clone()
+
+    answer_index_N = torch.arange(num) % NUM_ANSWERS
+    return Group(
+        reward_N=torch.tensor(rewards, dtype=torch.float64),
+        mask_NT=uniform(num, num_tokens) < 0.8,
+        policy_logprob_NT=-3 * uniform(num, num_tokens),
+        step=2,
+        seed=seed,
+        attempt_id_NT=ids(NUM_ATTEMPTS),
+        attempt_pass_NK=(uniform(num, NUM_ATTEMPTS) < 0.5).double(),
+        step_id_NT=ids(NUM_STEPS),
+        step_score_NS=uniform(num, NUM_STEPS),
+        segment_id_NT=ids(NUM_SEGMENTS + 1),
+        answer_logprob_NMY=-3 * uniform(num, NUM_SEGMENTS + 1, NUM_ANSWERS),
+        utility_Y=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        answer_index_N=answer_index_N,
+        saliency_NT=uniform(num, num_tokens),
+        answer_part_NT=ids(5),
+        positive_logprob_NT=-3 * uniform(num, num_tokens),
+        negative_logprob_NT=-3 * uniform(num, num_tokens),
+        teacher_logprob_NT=-3 * uniform(num, num_tokens),
+        teacher_kl_NT=uniform(num, num_tokens),
+        reference_index_N=(torch.arange(num) + 1) % max(num, 1),
+        contrast_target_NT=uniform(num, num_tokens) - 0.5,
+        contrast_mean_NT=uniform(num, num_tokens) - 0.5,
+        contrast_cost_NT=uniform(num, num_tokens),
+    )
+
+
+def tensors(group: Group) -> dict[str, Tensor]:
+    """The tensor fields that are present, by name."""
+    return {name: vars(group)[name] for name in SHAPES if vars(group)[name] is not None}
+
+
+def changed(group: Group, values: dict[str, Tensor], kind: type[Group] = Group) -> Group:
+    """The group with other tensors, as another class where asked."""
+    return kind(**({f.name: vars(group)[f.name] for f in fields(Group)} | values))
+
+
+def reordered(group: Group, order_N: Tensor) -> Group:
+    """The rollouts in another order; indices of rollouts follow."""
+    values = {name: v[order_N] for name, v in tensors(group).items() if SHAPES[name][0] == "N"}
+    place_N = torch.argsort(order_N)
+    index_N = values["reference_index_N"]
+    values["reference_index_N"] = torch.where(index_N >= 0, place_N[index_N], -1)
+    return changed(group, values)
+
+
+def padded(group: Group, width: int) -> Group:
+    """More padding on the right, filled with what must never be read."""
+    values = {}
+    for name, value in tensors(group).items():
+        if SHAPES[name] == "NT":
+            values[name] = F.pad(value, (0, width), value=_unread(value))
+    return changed(group, values)
+
+
+def spoiled(group: Group) -> Group:
+    """NaN, or a wrong id, wherever the mask is False."""
+    values = {}
+    for name, value in tensors(group).items():
+        if SHAPES[name] == "NT" and name != "mask_NT":
+            values[name] = torch.where(group.mask_NT, value, _unread(value))
+    return changed(group, values)
+
+
+def _unread(value: Tensor) -> float | int | bool:
+    if value.dtype == torch.bool:
+        return False
+    return float("nan") if value.is_floating_point() else -1
