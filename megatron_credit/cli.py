@@ -40,7 +40,7 @@ def train(
     from megatron_credit.rollouts.errors import EngineError
     from megatron_credit.trainer.local import TrainerError, run_locally
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     try:
         directory = run_locally(parsed, console)
     except ValueError as error:
@@ -63,10 +63,11 @@ def doctor() -> None:
     """Shows what is installed, what is missing for which feature, and what to type."""
     from megatron_credit.doctor import examine
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     complete = True
     for finding in examine():
-        mark = "[green]ok[/]     " if finding.fine else "[yellow]missing[/]"
+        lack = "[red]missing[/]" if finding.required else "[yellow]absent[/] "
+        mark = "[green]ok[/]     " if finding.fine else lack
         console.print(f"{mark} {finding.name:<22} {escaped(finding.found)}")
         if not finding.fine:
             console.print(f"        for {finding.purpose}: {escaped(finding.remedy)}")

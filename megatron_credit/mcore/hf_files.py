@@ -111,7 +111,9 @@ def _write_tensors(
     dtypes: set[torch.dtype] = set()
     total = 0
     for batch in _batches(tensors, max_bytes):
-        save_file(batch, directory / f"part-{len(written)}", metadata={"format": "pt"})
+        part = directory / f"part-{len(written)}"
+        save_file(batch, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # safetensors makes its files private
         written.append(list(batch))
         dtypes |= {tensor.dtype for tensor in batch.values()}
         total += sum(tensor.nbytes for tensor in batch.values())

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from megatron_credit.credit import METHODS
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
-from megatron_credit.rollouts.server import require_free
+from megatron_credit.rollouts.server import is_healthy, require_free
 from megatron_credit.tasks import build_task
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.sampler import encode_prompt
@@ -52,8 +52,18 @@ def check_credit(config: RunConfig) -> None:
 
 
 def check_engine(config: RunConfig) -> None:
-    """There is a vLLM to start, and the port it is to listen on is free."""
+    """A group fits into the engine; there is a vLLM to start, and the port for it is free."""
+    if config.trainer.samples_per_prompt > config.engine.max_num_seqs:
+        raise ValueError(
+            f"trainer.samples_per_prompt={config.trainer.samples_per_prompt} is above "
+            f"engine.max_num_seqs={config.engine.max_num_seqs}; raise the latter"
+        )
     if config.engine.address is not None:
+        if not is_healthy(config.engine.address):
+            raise ValueError(
+                f"engine.address={config.engine.address}: no vLLM server answers there; start it, "
+                "or leave the address out to have one started"
+            )
         return
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(

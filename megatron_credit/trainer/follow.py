@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -77,7 +78,8 @@ def dashboard(directory: RunDirectory) -> Group:
     steps = status.get("steps", 0)
     done = int(records[-1]["step"]) if records else 0
     bar = ProgressBar(total=max(steps, 1), completed=done, width=60)
-    return Group(bar, Text(headline(records, status, done, steps)), table)
+    # A bar alone does not end its line.
+    return Group(Padding(bar), Text(headline(records, status, done, steps)), table)
 
 
 def headline(records: list[dict[str, float]], status: dict, done: int, steps: int) -> str:

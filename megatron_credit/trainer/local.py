@@ -15,7 +15,7 @@ from megatron_credit.trainer.checks import check_run
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.follow import follow
 from megatron_credit.trainer.metrics import read_metrics
-from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
 from megatron_credit.trainer.start import choose_start, prepare
 from megatron_credit.trainer.worker_environment import API_KEY_VARIABLE, worker_environment
 
@@ -40,6 +40,8 @@ def run_locally(config: RunConfig, console: Console) -> RunDirectory:
         lock = stack.enter_context(prepare(config, directory, checkpoint))
         if checkpoint is not None:
             console.print(f"going on from {checkpoint}")
+            if checkpoint_step(checkpoint) == config.trainer.steps and directory.model.is_dir():
+                return directory
         server = start_engine(config, directory)
         stack.callback(stop_engine, server)
         trainer = start_trainer(config, directory, checkpoint, server, inherited=lock.fileno())

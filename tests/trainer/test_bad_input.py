@@ -120,6 +120,10 @@ def test_context_longer_than_the_model(run):
     assert "max_position_embeddings=512" in run("engine.max_model_len=1024")
 
 
+def test_group_larger_than_the_engine_decodes_together(run):
+    assert "samples_per_prompt=8 is above engine.max_num_seqs=4" in run("engine.max_num_seqs=4")
+
+
 def test_batch_not_divisible(run):
     assert "is not divisible by trainer.updates_per_step=7" in run("trainer.updates_per_step=7")
 
@@ -143,6 +147,13 @@ def test_port_in_use(run):
         taken.listen()
         port = taken.getsockname()[1]
         assert f"engine.port={port} cannot be used" in run(f"engine.port={port}")
+
+
+def test_no_engine_at_the_address(run):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    assert f"engine.address={address}: no vLLM server answers" in run(f"engine.address={address}")
 
 
 def test_checkpoint_that_is_none(run, tmp_path):
