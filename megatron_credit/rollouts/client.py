@@ -1,8 +1,10 @@
 """Speaks to one engine over HTTP: token ids in, token ids with their log-probs out."""
 
+import asyncio
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ from megatron_credit.batch.rollout import Completion
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.errors import EngineError, log_tail
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512
+SLOW = "does not say how it is"
 POLL_S = 0.2
+WATCH_S = 1.0
+"""How often a waiting client asks whether the engine is still healthy."""
+CACHE_RESET_S = 10.0
+"""How long requests that end just now may hold blocks of the cache that is to be reset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +38,11 @@ class GenerateRequest:
 
 class EngineClient:
     """One engine. Every method raises EngineError, within its timeout, when the engine is dead,
-    hangs or refuses, with the address, what was asked and the end of the log where it is known."""
+    hangs or refuses, with the address, what was asked and the end of the log where it is known.
+
+    Requests run in an event loop on a daemon thread, where each has one deadline and can be dropped
+    while it waits; an engine whose core died leaves requests open that nobody will ever answer.
+    """
 
     def __init__(
         self,
@@ -44,67 +55,103 @@ class EngineClient:
         self.address = address
         self._log_path = log_path
         self._timeout_s = request_timeout_s
-        self._http = httpx.Client(
-            base_url=address,
-            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            limits=httpx.Limits(
-                max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
-            ),
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        limits = httpx.Limits(
+            max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
         )
-        self._pool = ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="engine-request")
+        self._http = httpx.AsyncClient(
+            base_url=address, headers=headers, limits=limits, timeout=None
+        )
+        # Its own connection: the others may all be waiting.
+        self._watch = httpx.AsyncClient(base_url=address, timeout=5.0)
+        self._next_watch = 0.0
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(
+            target=self._loop.run_forever, name=f"engine {address}", daemon=True
+        ).start()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Returns when the engine serves; EngineError when it does not within the timeout, or when
         something else answers at the address."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                if self._http.get(vllm_api.HEALTH, timeout=5.0).status_code == 200:
-                    break
-                problem = "answers, but is not healthy"
-            except httpx.HTTPError as error:
-                problem = f"does not answer ({type(error).__name__})"
+        while (problem := self._run(self._ask_health()).result()) is not None:
             if time.monotonic() > deadline:
-                raise self._error("start", f"{problem} after {timeout_s:.0f} s")
+                raise self._error("start", f"{problem} after {timeout_s:.3g} s")
             time.sleep(POLL_S)
         self.weight_version()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
-        """For each request its samples, in order. All requests are in flight together."""
-        bodies = [vllm_api.generate_request(**asdict(request)) for request in requests]
-        futures = [
-            self._pool.submit(self.post, vllm_api.GENERATE, body, self._timeout_s, "generation")
-            for body in bodies
+        """For each request its samples, in order. All requests are in flight together, and the
+        timeout holds for all of them together."""
+        answers = [
+            self.begin_post(
+                vllm_api.GENERATE,
+                vllm_api.generate_request(**asdict(request)),
+                self._timeout_s,
+                "generation",
+            )
+            for request in requests
         ]
-        return [vllm_api.completions(future.result()) for future in futures]
+        collect(answers)
+        return [vllm_api.completions(answer.result()) for answer in answers]
 
     def reset_prefix_cache(self) -> None:
         """Forgets keys and values that older weights computed."""
-        self.post(vllm_api.RESET_CACHE, None, self._timeout_s, "prefix cache reset")
+        deadline = time.monotonic() + CACHE_RESET_S
+        phase = "prefix cache reset"
+        while not vllm_api.cache_was_reset(
+            self.post(vllm_api.RESET_CACHE, None, self._timeout_s, phase)
+        ):
+            if time.monotonic() > deadline:
+                raise self._error(phase, "keeps the keys and values of requests that still run")
+            time.sleep(POLL_S)
 
     def weight_version(self) -> int:
         """The number of the weights in use; -1 for those that the engine loaded itself."""
-        answer = self._request("GET", vllm_api.VERSION, None, self._timeout_s, "weight version")
+        asked = self._request("GET", vllm_api.VERSION, None, self._timeout_s, "weight version")
+        answer = self._run(asked).result()
         if not isinstance(answer, dict) or "weight_version" not in answer:
             raise self._error("weight version", f"gave no version: {str(answer)[:200]}")
-        return vllm_api.version_number(answer["weight_version"])
+        try:
+            return vllm_api.version_number(answer["weight_version"])
+        except ValueError:
+            raise self._error(
+                "weight version", f"runs weights that we did not number: {str(answer)[:200]}"
+            ) from None
 
     def post(self, path: str, body: Any, timeout_s: float, purpose: str) -> Any:
         """The JSON answer to a POST."""
-        return self._request("POST", path, body, timeout_s, purpose)
+        return self.begin_post(path, body, timeout_s, purpose).result()
+
+    def begin_post(self, path: str, body: Any, timeout_s: float, purpose: str) -> Future:
+        """Begins a POST; the result is its JSON answer. Cancelling it drops the connection."""
+        return self._run(self._request("POST", path, body, timeout_s, purpose))
 
     def close(self) -> None:
-        """Closes the connections."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._http.close()
+        """Drops what is under way and closes the connections."""
+        if not self._loop.is_closed():
+            self._run(self._close()).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _request(self, method: str, path: str, body: Any, timeout_s: float, purpose: str) -> Any:
+    async def _close(self) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await self._http.aclose()
+        await self._watch.aclose()
+
+    def _run(self, work: Any) -> Future:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _request(
+        self, method: str, path: str, body: Any, timeout_s: float, purpose: str
+    ) -> Any:
         try:
-            answer = self._http.request(method, path, json=body, timeout=timeout_s)
-        except httpx.TimeoutException:
-            raise self._error(purpose, f"gave no answer within {timeout_s:.0f} s") from None
+            async with asyncio.timeout(timeout_s):
+                answer = await self._watched(self._http.request(method, path, json=body), purpose)
+        except TimeoutError:
+            raise self._error(purpose, f"gave no answer within {timeout_s:.3g} s") from None
         except httpx.HTTPError as error:
-            raise self._error(purpose, f"broke the connection ({error})") from None
+            raise self._error(purpose, f"broke the connection ({error!r})") from None
         if answer.status_code != 200:
             raise self._error(purpose, f"answered {answer.status_code}: {answer.text[:500]}")
         try:
@@ -112,7 +159,41 @@ class EngineClient:
         except ValueError:
             raise self._error(purpose, "answered something that is not JSON") from None
 
+    async def _watched(self, request: Any, purpose: str) -> httpx.Response:
+        """The answer; EngineError as soon as the engine is known to be dead while it is awaited."""
+        asking = asyncio.ensure_future(request)
+        try:
+            while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:
+                if time.monotonic() >= self._next_watch:
+                    self._next_watch = time.monotonic() + WATCH_S
+                    problem = await self._ask_health()
+                    # A server that is slow to say how it is may be busy; the deadline stands.
+                    if problem is not None and not asking.done() and problem != SLOW:
+                        raise self._error(purpose, f"died while it was awaited: it {problem}")
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    async def _ask_health(self) -> str | None:
+        """What is wrong with the engine; None: it is healthy."""
+        try:
+            status = (await self._watch.get(vllm_api.HEALTH)).status_code
+        except httpx.TimeoutException:
+            return SLOW
+        except httpx.HTTPError as error:
+            return f"does not answer ({type(error).__name__})"
+        return None if status == 200 else f"is not healthy ({vllm_api.HEALTH} says {status})"
+
     def _error(self, purpose: str, problem: str) -> EngineError:
         return EngineError(
             f"{purpose}: the engine at {self.address} {problem}{log_tail(self._log_path)}"
         )
+
+
+def collect(answers: list[Future]) -> None:
+    """Waits for all answers; raises the first error as soon as it is there and drops the rest."""
+    done, unfinished = wait(answers, return_when=FIRST_EXCEPTION)
+    for answer in unfinished:  # none unless one failed
+        answer.cancel()
+    for answer in done:
+        answer.result()

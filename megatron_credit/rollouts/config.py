@@ -34,8 +34,9 @@ class EngineConfig(Settings):
     """Seconds that each step of a weight sync may take."""
     weight_backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How weights travel: nccl between GPUs, gloo between CPUs; auto goes by the machine."""
-    bucket_mib: int = Field(256, ge=1)
-    """Weights are packed into broadcasts of about this size."""
+    bucket_mib: int = Field(0, ge=0)
+    """Weights are packed into broadcasts of about this size; 0 takes 8 MiB for gloo, whose buckets
+    then stay in cache and overlap with loading, and 512 MiB for nccl."""
 
 
 class SamplingConfig(Settings):

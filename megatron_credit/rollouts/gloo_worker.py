@@ -4,16 +4,24 @@ Named as the engine's worker extension, this module is imported by every worker 
 model, which registers the backend.
 """
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from megatron_credit.rollouts.buckets import Piece, bucket_bytes, plan_buckets, unpack
 from megatron_credit.rollouts.gloo_group import GlooGroup
@@ -48,6 +56,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
     _group: GlooGroup | None = None
+    _is_updating = False
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Joins the group; a second call joins a new one."""
@@ -68,7 +77,15 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         """Makes the layers ready to be loaded again.
 
         On a CPU, linear weights live in packed handles after loading, so plain load_weights fails.
+        RuntimeError after an update that was not finished: what was loaded then is mixed with what
+        would come now.
         """
+        if self._is_updating:
+            raise RuntimeError(
+                "an earlier weight update broke off, so these weights are neither old nor new; "
+                "restart the engine"
+            )
+        self._is_updating = True
         unpack_experts(self.model)
         initialize_layerwise_reload(self.model)
 
@@ -77,22 +94,41 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Loads the announced tensors. RuntimeError: a name that the model does not know."""
+        """Loads the announced tensors. RuntimeError: one that the model does not know, or whose
+        shape is not the model's."""
         pieces = [
             Piece(name, torch_dtype(dtype), tuple(shape))
             for name, dtype, shape in zip(
                 update_info.names, update_info.dtype_names, update_info.shapes, strict=True
             )
         ]
-        for bucket in plan_buckets(pieces, self._bucket_bytes):
-            data = torch.empty(bucket_bytes(bucket), dtype=torch.uint8)
-            self._group.broadcast(data)
-            self.model.load_weights(unpack(bucket, data))
+        with ExitStack() as failed:
+            failed.callback(self.shutdown)  # the sender must not wait for us to take the rest
+            arriving: deque[tuple[list[Piece], torch.Tensor]] = deque()
+            for bucket in plan_buckets(pieces, self._bucket_bytes):
+                data = torch.empty(bucket_bytes(bucket), dtype=torch.uint8)
+                self._group.start_broadcast(data)
+                arriving.append((bucket, data))
+                if len(arriving) > 1:  # one is loaded while the next is on its way
+                    self._load(*arriving.popleft())
+            for bucket, data in arriving:
+                self._load(bucket, data)
+            failed.pop_all()
+
+    def _load(self, bucket: list[Piece], data: torch.Tensor) -> None:
+        """Waits for a bucket and loads it."""
+        self._group.finish_broadcast()
+        load_named(self.model, unpack(bucket, data))
 
     def finish_weight_update(self) -> None:
-        """Packs the layers for computing again."""
+        """Packs the layers for computing again. RuntimeError: layers that got too little."""
+        require_complete(self.model, has_tied_head=self._has_tied_head())
         finalize_layerwise_reload(self.model, self.model_config)
         pack_output_heads(self.model)
+        self._is_updating = False
+
+    def _has_tied_head(self) -> bool:
+        return self.model_config.hf_text_config.tie_word_embeddings
 
     def shutdown(self) -> None:
         """Leaves the group."""
@@ -109,6 +145,44 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def load_named(model: torch.nn.Module, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Loads the tensors; a RuntimeError names the one that the model refuses."""
+    name = "no tensor"
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal name
+        for one, tensor in tensors:
+            name = f"{one} {tuple(tensor.shape)}"
+            yield one, tensor
+
+    try:
+        model.load_weights(watched())
+    except (AssertionError, AttributeError, LookupError, RuntimeError, ValueError) as error:
+        # vLLM's loaders say with a bare assert that a shape is not theirs.
+        raise RuntimeError(f"the engine cannot load {name}: {error!r}") from error
+
+
+def require_complete(model: torch.nn.Module, *, has_tied_head: bool) -> None:
+    """RuntimeError where a layer did not get all its weights.
+
+    vLLM 0.32 says nothing then: the layer keeps its old weights, or has what was in memory in place
+    of a part of a fused one.
+    """
+    incomplete = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if not info.can_load() or not any(True for _ in layer.parameters(recurse=False)):
+            continue
+        if isinstance(layer, ParallelLMHead) and has_tied_head:
+            continue
+        # Embeddings are padded to rows that no checkpoint has.
+        wanted = 1 if isinstance(layer, VocabParallelEmbedding) else info.load_numel_total
+        if info.load_numel < wanted:
+            incomplete.append(f"{name} ({info.load_numel} of {info.load_numel_total} numbers)")
+    if incomplete:
+        raise RuntimeError(f"the weight update left out parts of {', '.join(incomplete[:8])}")
+
+
 def unpack_experts(model: torch.nn.Module) -> None:
     """Makes mixture-of-experts layers pack their weights again after the coming reload.
 
@@ -116,9 +190,8 @@ def unpack_experts(model: torch.nn.Module) -> None:
     plain weights where the kernel reads packed ones: wrong outputs, no error.
     """
     for module in model.modules():
-        method = vars(module).get("quant_method")
-        if method is not None and vars(method).get("moe_kernel") is not None:
-            method.moe_kernel = None
+        if isinstance(module, RoutedExperts):
+            module.quant_method.moe_kernel = None
 
 
 def pack_output_heads(model: torch.nn.Module) -> None:

@@ -17,6 +17,8 @@ from megatron_credit.rollouts.buckets import Piece
 from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.config import EngineConfig
 
+DEFAULT_BUCKET_MIB = 512
+
 
 class OnePass(WeightSource):
     """The weights of the sync in progress, as vLLM asks for them."""
@@ -97,7 +99,7 @@ class NcclSender:
             "127.0.0.1",
             port,
             1 + self._config.tensor_parallel,
-            packed_buffer_size_bytes=self._config.bucket_mib << 20,
+            packed_buffer_size_bytes=(self._config.bucket_mib or DEFAULT_BUCKET_MIB) << 20,
             rank=0,
         )
         control = Control(self._client, self._config.sync_timeout_s)

@@ -1,12 +1,10 @@
 """A vLLM server of our own: started on loopback, watched, and never left behind."""
 
-import contextlib
-import ctypes
 import os
 import secrets
-import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,8 +15,9 @@ from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.config import EngineConfig
 from megatron_credit.rollouts.errors import EngineError, log_tail
 from megatron_credit.rollouts.guard import KEY_VARIABLE
+from megatron_credit.rollouts.keeper import GRACE_S, end_with_parent
 
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = GRACE_S + 10.0
 POLL_S = 0.2
 
 
@@ -41,30 +40,31 @@ class EngineServer:
         port = config.port or free_port()
         require_free(port)
         api_key = secrets.token_urlsafe(24)
+        backend = weight_backend(config)
         command = vllm_api.server_command(
-            model_dir.absolute(), config, port=port, seed=seed, backend=weight_backend(config)
+            model_dir.absolute(), config, port=port, seed=seed, backend=backend
         )
         environment = {
             "OMP_NUM_THREADS": "1",
             **os.environ,
-            **vllm_api.server_environment(),
+            **vllm_api.server_environment(backend),
             KEY_VARIABLE: api_key,
         }
         with log_path.open("ab") as log:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "megatron_credit.rollouts.keeper", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # its children can be ended as one group
+                start_new_session=True,  # Ctrl-C in the terminal reaches us alone
                 preexec_fn=end_with_parent,
             )
         return cls(process, port=port, api_key=api_key, log_path=log_path)
 
     @property
     def pid(self) -> int:
-        """Process id of the server; its children share its process group."""
+        """Process id of the server's keeper; the server and its children are below it."""
         return self._process.pid
 
     def check_alive(self) -> None:
@@ -93,11 +93,11 @@ class EngineServer:
         """Ends the server and its children, the hard way where asking does not help."""
         if self._process.poll() is None:
             self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def is_healthy(address: str) -> bool:
@@ -132,9 +132,3 @@ def require_free(port: int) -> None:
             raise ValueError(
                 f"engine.port={port} cannot be used ({error.strerror}); set another, or 0 for any"
             ) from None
-
-
-def end_with_parent() -> None:
-    """Asks the kernel to end this process when its parent dies, however that happens (Linux)."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)

@@ -51,6 +51,9 @@ def server_command(
         options["worker-extension-cls"] = "megatron_credit.rollouts.gloo_worker.WorkerExtension"
         options["kv-cache-memory-bytes"] = config.kv_cache_mib << 20
         options["max-num-batched-tokens"] = max(PREFILL_TOKENS, config.max_model_len)
+        if config.tensor_parallel == 1:
+            # The model in the engine's own process: no second hop for each step and each sync.
+            options["distributed-executor-backend"] = "uni"
     else:
         options["gpu-memory-utilization"] = config.gpu_memory
     switches = ["enable-scale-out", "skip-tokenizer-init", "disable-log-stats"]
@@ -63,16 +66,24 @@ def server_command(
     return command + [f"--{name}" for name in switches]
 
 
-def server_environment() -> dict[str, str]:
-    """Environment of a server, on top of the trainer's."""
-    return {
+def server_environment(backend: str) -> dict[str, str]:
+    """Environment of a server, on top of ours."""
+    environment = {
         # Control endpoints exist in development mode only.
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
     }
+    if backend == "gloo":
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Otherwise vLLM overrides the "uni" executor.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # The sampler asks for a compiled helper even in eager mode: seconds of the first step.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    return environment
 
 
 def generate_request(
@@ -117,6 +128,11 @@ def completions(body: dict[str, Any]) -> list[Completion]:
         )
         for choice in sorted(body["choices"], key=lambda choice: choice["index"])
     ]
+
+
+def cache_was_reset(answer: Any) -> bool:
+    """Whether a RESET_CACHE call had its effect; it has none while requests run."""
+    return answer == {"success": True}
 
 
 def version_number(label: str) -> int:

@@ -118,7 +118,7 @@ def test_a_hanging_engine_is_given_up(tmp_path):
         silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         client = EngineClient(address, request_timeout_s=0.5, log_path=log)
-        with pytest.raises(EngineError, match=r"gave no answer within 0 s(.|\n)*line of the log"):
+        with pytest.raises(EngineError, match=r"gave no answer within 0.5 s(.|\n)*line of the log"):
             client.reset_prefix_cache()
 
 
