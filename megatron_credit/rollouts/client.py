@@ -20,6 +20,9 @@ SLOW = "does not say how it is"
 POLL_S = 0.2
 WATCH_S = 1.0
 """How often a waiting client asks whether the engine is still healthy."""
+KEEP_ALIVE_S = 2.0
+"""How long an idle connection is used again. vLLM closes them after 5 s, and a request that it
+crosses on the wire is lost."""
 CACHE_RESET_S = 10.0
 """How long requests that end just now may hold blocks of the cache that is to be reset."""
 
@@ -57,13 +60,17 @@ class EngineClient:
         self._timeout_s = request_timeout_s
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(
-            max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=MAX_CONNECTIONS,
+            keepalive_expiry=KEEP_ALIVE_S,
         )
         self._http = httpx.AsyncClient(
             base_url=address, headers=headers, limits=limits, timeout=None
         )
         # Its own connection: the others may all be waiting.
-        self._watch = httpx.AsyncClient(base_url=address, timeout=5.0)
+        self._watch = httpx.AsyncClient(
+            base_url=address, timeout=5.0, limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
+        )
         self._next_watch = 0.0
         self._loop = asyncio.new_event_loop()
         threading.Thread(

@@ -4,6 +4,7 @@ import asyncio
 import http.server
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,34 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
         with pytest.raises(ValueError, match=r"engine\.port=[0-9]+ cannot be used"):
             EngineServer.start(Path("none"), config, log_path=tmp_path / "log", seed=0)
     assert not (tmp_path / "log").exists()
+
+
+class ClosesIdleConnections(http.server.BaseHTTPRequestHandler):
+    """Answers, and breaks a connection that is used again after more than 3 s."""
+
+    protocol_version = "HTTP/1.1"
+    last = None
+
+    def do_GET(self):
+        if self.last is not None and time.monotonic() - self.last > 3:
+            self.close_connection = True
+            return
+        body = b'{"weight_version": "4"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.last = time.monotonic()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_idle_connection_is_not_trusted_for_long():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ClosesIdleConnections)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    client = EngineClient(f"http://127.0.0.1:{server.server_port}", request_timeout_s=5)
+    assert client.weight_version() == 4
+    time.sleep(3.2)
+    assert client.weight_version() == 4
+    server.shutdown()
