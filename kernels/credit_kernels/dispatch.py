@@ -1,19 +1,25 @@
 """The one place that chooses a backend."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TypeVar
 
-Backend = Literal["auto", "torch", "rows", "tiles"]
+Implementation = TypeVar("Implementation")
 
-AVAILABLE: tuple[Backend, ...] = ("torch",)
-"""Backends that are built; `rows` and `tiles` are the names of the Triton ones to come."""
+AUTO_ORDER = ("torch",)
+"""What `auto` takes, the first that the operation has."""
 
 
-def choose_backend(requested: str) -> Backend:
-    """The backend that will run; ValueError for an unknown or unbuilt one, never a fallback."""
+def choose(
+    requested: str, built: Mapping[str, Implementation], *, operation: str
+) -> Implementation:
+    """The implementation that will run, of those that an operation has by backend name.
+
+    Raises ValueError for an unknown backend or one that the operation lacks; never falls back.
+    """
     if requested == "auto":
-        return "torch"
-    if requested not in AVAILABLE:
+        return next(built[name] for name in AUTO_ORDER if name in built)
+    if requested not in built:
         raise ValueError(
-            f"backend={requested!r} is not available; use 'auto' or one of {list(AVAILABLE)}"
+            f"backend={requested!r} is not available for {operation}; use one of {['auto', *built]}"
         )
-    return requested
+    return built[requested]

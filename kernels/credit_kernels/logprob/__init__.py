@@ -1,11 +1,16 @@
 """Log-prob and entropy of target tokens from hidden states; the logits are never held."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from credit_kernels.dispatch import choose_backend
+from credit_kernels.dispatch import choose
 from credit_kernels.logprob.chunked import LinearLogprob
 from credit_kernels.vocab_parallel import VocabShard
+
+BACKENDS = {"torch": LinearLogprob.apply}
+"""Implementations by backend name; `dispatch` chooses."""
 
 
 def linear_logprob(
@@ -29,16 +34,19 @@ def linear_logprob(
     shard's group the gradient of hidden is this rank's part, to be summed over the group by the
     caller; two all-reduces forward, none backward. The same with and without gradient, bit for bit.
 
-    Raises ValueError for shapes, types, devices or numbers that do not fit together.
+    `backend` is "torch" (tile by tile, on any device) or "auto", which takes the best there is.
+
+    Raises ValueError for shapes, types, devices or numbers that do not fit together, and for a
+    backend that is not available.
     """
     shard = VocabShard.whole(weight_VH.shape[0]) if shard is None else shard
     _check(hidden_TH, weight_VH, target_T, shard)
-    if not temperature > 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature}; expected a positive number")
-    if softcap is not None and not softcap > 0:
+    if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap={softcap}; expected a positive number, or None for no cap")
-    choose_backend(backend)
-    logprob_T, entropy_T = LinearLogprob.apply(
+    implementation = choose(backend, BACKENDS, operation="linear_logprob")
+    logprob_T, entropy_T = implementation(
         hidden_TH, weight_VH, target_T, shard, temperature, softcap, return_entropy
     )
     return (logprob_T, entropy_T) if return_entropy else logprob_T

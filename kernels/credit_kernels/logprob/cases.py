@@ -1,9 +1,13 @@
-"""Shapes that tests and benchmarks share, each with the reason it is there."""
+"""Problems that tests and benchmarks share, each with the reason it is there."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from credit_kernels.logprob import linear_logprob
+from credit_kernels.logprob.reference import linear_logprob_reference
+from credit_kernels.vocab_parallel import VocabShard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class Case:
     """Share of ignored targets."""
 
     def draw(self, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden_TH, weight_VH, target_T."""
+        """hidden_TH, weight_VH, target_T; the first two are differentiable inputs."""
         generator = torch.Generator().manual_seed(seed)
         hidden_TH = torch.randn(self.tokens, self.hidden, generator=generator)
         weight_VH = torch.randn(self.rows, self.hidden, generator=generator)
@@ -36,6 +40,34 @@ class Case:
         ignored_T = torch.rand(self.tokens, generator=generator) < self.ignored
         return hidden_TH.to(dtype), weight_VH.to(dtype), target_T.masked_fill(ignored_T, -100)
 
+    def compute(
+        self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, *, backend: str = "auto"
+    ) -> tuple[Tensor, Tensor]:
+        """logprob_T and entropy_T by the operation."""
+        return linear_logprob(
+            hidden_TH,
+            weight_VH,
+            target_T,
+            temperature=self.temperature,
+            softcap=self.softcap,
+            shard=VocabShard(0, self.rows, self.total),
+            backend=backend,
+            return_entropy=True,
+        )
+
+    def plain(
+        self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same by the reference; the truth if the inputs are float64."""
+        return linear_logprob_reference(
+            hidden_TH,
+            weight_VH,
+            target_T,
+            total=self.total,
+            temperature=self.temperature,
+            softcap=self.softcap,
+        )
+
 
 CASES = (
     Case(name="small", tokens=9, hidden=16, rows=50, total=50),
@@ -44,6 +76,8 @@ CASES = (
     Case(name="all_ignored", tokens=6, hidden=4, rows=7, total=7, ignored=1.1),
     # More than one tile of tokens and of columns, neither a whole number of tiles.
     Case(name="many_tiles", tokens=1100, hidden=8, rows=1203, total=1203),
+    # Sums so long that their order shows.
+    Case(name="wide", tokens=11, hidden=1500, rows=40, total=37, temperature=30.0),
     Case(name="padded", tokens=33, hidden=8, rows=640, total=515),
     Case(name="hot", tokens=20, hidden=8, rows=97, total=97, temperature=0.3),
     Case(name="capped", tokens=20, hidden=8, rows=97, total=90, temperature=0.7, softcap=2.0),
