@@ -13,16 +13,15 @@ import httpx
 
 from megatron_credit.batch.rollout import Completion
 from megatron_credit.rollouts import vllm_api
-from megatron_credit.rollouts.errors import EngineError, log_tail
+from megatron_credit.rollouts.connections import Connections
+from megatron_credit.rollouts.errors import EngineError
 
-MAX_CONNECTIONS = 512
 SLOW = "does not say how it is"
 POLL_S = 0.2
 WATCH_S = 1.0
 """How often a waiting client asks whether the engine is still healthy."""
-KEEP_ALIVE_S = 2.0
-"""How long an idle connection is used again. vLLM closes them after 5 s, and a request that it
-crosses on the wire is lost."""
+HEALTH_S = 5.0
+"""How long it may take to say so."""
 CACHE_RESET_S = 10.0
 """How long requests that end just now may hold blocks of the cache that is to be reset."""
 
@@ -59,18 +58,8 @@ class EngineClient:
         self._log_path = log_path
         self._timeout_s = request_timeout_s
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        limits = httpx.Limits(
-            max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=MAX_CONNECTIONS,
-            keepalive_expiry=KEEP_ALIVE_S,
-        )
-        self._http = httpx.AsyncClient(
-            base_url=address, headers=headers, limits=limits, timeout=None
-        )
-        # Its own connection: the others may all be waiting.
-        self._watch = httpx.AsyncClient(
-            base_url=address, timeout=5.0, limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
-        )
+        self._connections = Connections(address, headers)
+        self._watch = Connections(address, {})  # the others may all be waiting
         self._next_watch = 0.0
         self._loop = asyncio.new_event_loop()
         threading.Thread(
@@ -141,10 +130,12 @@ class EngineClient:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _close(self) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
             task.cancel()
-        await self._http.aclose()
-        await self._watch.aclose()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await self._connections.close()
+        await self._watch.close()
 
     def _run(self, work: Any) -> Future:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -154,7 +145,7 @@ class EngineClient:
     ) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._watched(self._http.request(method, path, json=body), purpose)
+                answer = await self._watched(method, path, body, purpose)
         except TimeoutError:
             raise self._error(purpose, f"gave no answer within {timeout_s:.3g} s") from None
         except httpx.HTTPError as error:
@@ -166,9 +157,9 @@ class EngineClient:
         except ValueError:
             raise self._error(purpose, "answered something that is not JSON") from None
 
-    async def _watched(self, request: Any, purpose: str) -> httpx.Response:
+    async def _watched(self, method: str, path: str, body: Any, purpose: str) -> httpx.Response:
         """The answer; EngineError as soon as the engine is known to be dead while it is awaited."""
-        asking = asyncio.ensure_future(request)
+        asking = asyncio.ensure_future(self._connections.request(method, path, body))
         try:
             while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:
                 if time.monotonic() >= self._next_watch:
@@ -184,17 +175,16 @@ class EngineClient:
     async def _ask_health(self) -> str | None:
         """What is wrong with the engine; None: it is healthy."""
         try:
-            status = (await self._watch.get(vllm_api.HEALTH)).status_code
-        except httpx.TimeoutException:
+            async with asyncio.timeout(HEALTH_S):
+                status = (await self._watch.request("GET", vllm_api.HEALTH, None)).status_code
+        except TimeoutError:
             return SLOW
         except httpx.HTTPError as error:
             return f"does not answer ({type(error).__name__})"
         return None if status == 200 else f"is not healthy ({vllm_api.HEALTH} says {status})"
 
     def _error(self, purpose: str, problem: str) -> EngineError:
-        return EngineError(
-            f"{purpose}: the engine at {self.address} {problem}{log_tail(self._log_path)}"
-        )
+        return EngineError(f"{purpose}: the engine at {self.address} {problem}", self._log_path)
 
 
 def collect(answers: list[Future]) -> None:

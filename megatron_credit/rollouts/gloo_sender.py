@@ -113,17 +113,20 @@ class GlooSender:
 
     def _finish(self, bucket: Sequence[Piece], waiting: list[Future]) -> None:
         """Waits for a broadcast; the engines' own errors say more than a broken broadcast."""
-        while not self._group.is_done():
-            raise_first_error(waiting)  # an engine that refused a tensor takes no more
-            time.sleep(TRANSFER_POLL_S)
         try:
-            self._group.finish_broadcast()
-        except RuntimeError as error:
-            collect(waiting)
-            raise self._error(
-                "transfer",
-                f"did not take {bucket[0].name} .. {bucket[-1].name} "
-                f"({bucket_bytes(bucket)} bytes): {error}",
+            while not self._group.is_done():
+                raise_first_error(waiting)  # an engine that refused a tensor takes no more
+                time.sleep(TRANSFER_POLL_S)
+            try:
+                self._group.finish_broadcast()
+            except RuntimeError as error:
+                collect(waiting)
+                raise self._error("transfer", f"did not take them: {error}") from None
+        except EngineError as error:
+            names = f"{bucket[0].name} .. {bucket[-1].name}"
+            raise EngineError(
+                f"with {names} ({bucket_bytes(bucket)} bytes) on their way, {error.problem}",
+                error.log_path,
             ) from None
 
     def _begin(self, path: str, bodies: list, purpose: str) -> list[Future]:

@@ -13,7 +13,7 @@ import torch
 
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.config import EngineConfig
-from megatron_credit.rollouts.errors import EngineError, log_tail
+from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.guard import KEY_VARIABLE
 from megatron_credit.rollouts.keeper import GRACE_S, end_with_parent
 
@@ -72,8 +72,8 @@ class EngineServer:
         code = self._process.poll()
         if code is not None:
             raise EngineError(
-                f"the engine at {self.address} (process {self.pid}) ended with exit code {code}"
-                + log_tail(self._log_path)
+                f"the engine at {self.address} (process {self.pid}) ended with exit code {code}",
+                self._log_path,
             )
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -85,8 +85,8 @@ class EngineServer:
                 return
             time.sleep(POLL_S)
         raise EngineError(
-            f"the engine at {self.address} did not answer within {timeout_s:.0f} s of its start"
-            + log_tail(self._log_path)
+            f"the engine at {self.address} did not answer within {timeout_s:.0f} s of its start",
+            self._log_path,
         )
 
     def stop(self) -> None:

@@ -13,6 +13,10 @@ HEALTH = "/health"
 GENERATE = "/inference/v1/generate"
 VERSION = "/weight_info"
 RESET_CACHE = "/reset_prefix_cache"
+RESET_CACHE_OF_ALL = "/reset_prefix_cache?reset_running_requests=true"
+"""Running requests are read again, with the weights of then."""
+PAUSE = "/pause?mode=keep&clear_cache=false"
+RESUME = "/resume"
 INIT_TRANSFER = "/init_weight_transfer_engine"
 START_UPDATE = "/start_weight_update"
 UPDATE = "/update_weights"
@@ -138,6 +142,11 @@ def cache_was_reset(answer: Any) -> bool:
 def version_number(label: str) -> int:
     """Our version number of vLLM's label; -1 for weights that it loaded itself."""
     return -1 if label == DEFAULT_VERSION else int(label)
+
+
+def is_core_error(line: str) -> bool:
+    """Whether a line of the log is an error of the process that computes."""
+    return line.startswith(("(EngineCore", "(Worker")) and " ERROR " in line
 
 
 def update_info(names: list[str], dtypes: list[str], shapes: list[list[int]]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """One real vLLM server: what it samples, what it runs after a weight sync, and how it dies."""
 
+import copy
 import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,105 +13,34 @@ import httpx
 import psutil
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from rollouts.engine_checks import (
+    CONFIG,
+    checkpoint_tensors,
+    core_of,
+    dense_model,
+    largest_gap,
+    perturb,
+    reference_logprobs,
+    request,
+    send,
+    started,
+)
 
-from megatron_credit.rollouts.buckets import Piece
-from megatron_credit.rollouts.client import EngineClient, GenerateRequest
-from megatron_credit.rollouts.config import EngineConfig
+from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.server import EngineServer
-from megatron_credit.rollouts.sync import WeightSync
-
-CONFIG = EngineConfig(
-    dtype="float32",
-    max_model_len=320,
-    kv_cache_mib=64,
-    request_timeout_s=60,
-    sync_timeout_s=30,
-    bucket_mib=1,
-)
-STOP = 7
+from megatron_credit.rollouts.vllm_api import GENERATE, generate_request
 
 
 @pytest.fixture(scope="module")
 def model():
-    """A tied model with numbers large enough to make its distributions uneven."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=384,
-        hidden_size=128,
-        intermediate_size=1024,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    model = Qwen3ForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    return model
+    return dense_model(intermediate_size=1024, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="module")
 def engine(model, tmp_path_factory):
-    path = tmp_path_factory.mktemp("engine")
-    model.save_pretrained(path / "model")
-    log = path / "engine.log"
-    server = EngineServer.start(path / "model", CONFIG, log_path=log, seed=0)
-    server.wait_ready(200)
-    client = EngineClient(
-        server.address, request_timeout_s=60, log_path=log, api_key=server.api_key
-    )
-    client.wait_ready(10)
-    yield server, client, WeightSync([client], CONFIG)
-    server.stop()
-
-
-def request(prompt, **changes):
-    fields = {
-        "prompt_ids": prompt,
-        "num_samples": 2,
-        "temperature": 1.0,
-        "max_new_tokens": 12,
-        "stop_token_ids": (STOP,),
-        "seed": 11,
-    }
-    return GenerateRequest(**(fields | changes))
-
-
-def reference_logprobs(model, prompt, completion, temperature=1.0):
-    ids = torch.tensor([list(prompt) + completion.token_ids])
-    with torch.no_grad():
-        logprob_TV = torch.log_softmax(model(ids).logits[0] / temperature, -1)
-    rows = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
-    return logprob_TV[rows, ids[0, len(prompt) :]]
-
-
-def largest_gap(model, client, requests, temperature=1.0):
-    gaps = []
-    for one, samples in zip(requests, client.generate(requests), strict=True):
-        for sample in samples:
-            expected_T = reference_logprobs(model, one.prompt_ids, sample, temperature)
-            gaps.append((torch.tensor(sample.logprobs) - expected_T).abs().max().item())
-    return max(gaps)
-
-
-def perturb(model, seed):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-
-
-def send(model, sync, version):
-    weights = [(n, p) for n, p in model.named_parameters() if n != "lm_head.weight"]
-    pieces = [Piece(name, p.dtype, tuple(p.shape)) for name, p in weights]
-    return sync.send(pieces, iter(weights), version=version)
+    with started(model, tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
 
 
 def test_logprobs_are_those_of_the_sampling_distribution(engine, model):
@@ -164,12 +95,35 @@ def test_weights_arrive_whole_and_are_counted(engine, model):
     for version in (5, 6, 7):
         perturb(model, version)
         assert largest_gap(model, client, requests) > 1e-2
-        num_bytes = send(model, sync, version)
+        num_bytes = send(sync, checkpoint_tensors(model), version)
         assert largest_gap(model, client, requests) <= 1e-4
         assert client.weight_version() == version
         assert num_bytes == sum(p.nbytes for p in model.parameters())
     (sample, _), _ = client.generate(requests)
     assert sample.versions == [(7, 0, len(sample.token_ids))]
+
+
+def test_requests_that_run_go_on_with_the_new_weights(engine, model):
+    """Every token has the log-prob of the weights that its version span names."""
+    _, client, sync = engine
+    old = copy.deepcopy(model)
+    long = {"num_samples": 1, "max_new_tokens": 250, "stop_token_ids": (383,)}
+    requests = [request([20, 30, 50 + k], **long, seed=k) for k in range(24)]
+    with ThreadPoolExecutor(1) as pool:
+        generated = pool.submit(client.generate, requests)
+        time.sleep(0.5)
+        perturb(model, 8)
+        send(sync, checkpoint_tensors(model), 8)
+        answers = generated.result()
+    mixed = 0
+    for one, (sample,) in zip(requests, answers, strict=True):
+        logprob_T = torch.tensor(sample.logprobs)
+        for version, start, end in sample.versions:
+            weights = {7: old, 8: model}[version]
+            expected_T = reference_logprobs(weights, one.prompt_ids, sample)
+            assert (logprob_T - expected_T)[start:end].abs().max() <= 1e-4
+        mixed += len(sample.versions) == 2
+    assert mixed > 0
 
 
 def test_control_endpoints_want_the_key(engine):
@@ -188,21 +142,43 @@ def test_bad_requests_are_told_apart_from_a_dead_engine(engine):
     assert client.generate([request([20, 30])])[0][0].token_ids
 
 
-def test_an_unknown_weight_is_refused(engine):
-    sync = engine[2]
-    with pytest.raises(EngineError, match="weight sync"):
-        sync.send(
-            [Piece("model.nonsense.weight", torch.float32, (2,))],
-            iter([("model.nonsense.weight", torch.zeros(2))]),
-            version=9,
-        )
+def test_a_cache_that_cannot_be_reset_is_an_error(engine, monkeypatch):
+    monkeypatch.setattr("megatron_credit.rollouts.client.CACHE_RESET_S", 0.0)
+    _, client, _ = engine
+    body = generate_request(
+        [9],
+        num_samples=8,
+        temperature=1.0,
+        max_new_tokens=300,
+        stop_token_ids=(383,),
+        seed=0,
+    )
+    running = [client.begin_post(GENERATE, body, 60, "generation") for _ in range(30)]
+    time.sleep(0.3)
+    with pytest.raises(EngineError, match=r"prefix cache reset: .* requests that still run"):
+        client.reset_prefix_cache()
+    for one in running:
+        one.result()
+    client.reset_prefix_cache()
+
+
+def test_a_weight_of_another_shape_is_refused_at_once(engine, model):
+    """Nearly last: the engine does not take weights afterwards. More buckets follow the bad one."""
+    tensors = [
+        (name, weight[:-1] if name == "model.layers.0.mlp.down_proj.weight" else weight)
+        for name, weight in checkpoint_tensors(model)
+    ]
+    start = time.monotonic()
+    with pytest.raises(EngineError, match=r"cannot load model\.layers\.0\.mlp\.down_proj\.weight"):
+        send(engine.sync, tensors, 9)
+    assert time.monotonic() - start < 5
 
 
 def test_killed_while_generating(engine):
     """Last: the engine does not survive it."""
     server, client, _ = engine
     children = psutil.Process(server.pid).children(recursive=True)
-    worker = max(children, key=lambda child: child.memory_info().rss)
+    worker = core_of(server)
     slow = [request([9, k], num_samples=8, seed=k, max_new_tokens=300) for k in range(40)]
     timer = threading.Timer(0.3, os.kill, (worker.pid, signal.SIGKILL))
     timer.start()

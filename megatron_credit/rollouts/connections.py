@@ -1,0 +1,56 @@
+"""HTTP connections to one server, for hundreds of requests at once."""
+
+import asyncio
+import ssl
+from typing import Any
+
+import httpx
+
+MAX_CONNECTIONS = 256
+IDLE_S = 2.0
+"""How long an idle connection is used again. vLLM closes them after 5 s, and a request that meets
+the closing one is lost."""
+
+
+class Connections:
+    """Clients of one connection each, made when needed; used within one event loop.
+
+    A client with a pool of all of them looks at every connection for every request: with 256, that
+    is 5 to 15 ms of CPU a request in place of 0.6.
+    """
+
+    def __init__(self, address: str, headers: dict[str, str]) -> None:
+        self._address = address
+        self._headers = headers
+        self._tls = ssl.create_default_context()
+        self._free = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._idle: list[httpx.AsyncClient] = []
+
+    async def request(self, method: str, path: str, body: Any) -> httpx.Response:
+        """The answer, however late: there is no timeout; raises httpx.HTTPError."""
+        async with self._free:
+            client = self._idle.pop() if self._idle else self._new_client()
+            try:
+                return await client.request(method, path, json=body)
+            finally:
+                self._idle.append(client)
+
+    async def close(self) -> None:
+        """Closes all of them; nothing may be under way."""
+        for client in self._idle:
+            await client.aclose()
+        self._idle.clear()
+
+    def _new_client(self) -> httpx.AsyncClient:
+        transport = httpx.AsyncHTTPTransport(
+            verify=self._tls,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S),
+        )
+        return httpx.AsyncClient(
+            base_url=self._address,
+            headers=self._headers,
+            transport=transport,
+            timeout=None,
+            trust_env=False,
+        )

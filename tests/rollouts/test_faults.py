@@ -1,0 +1,87 @@
+"""Real engines that break in a weight sync, or are about to run something other than was sent.
+
+The one with experts and the one with a vocabulary that is no multiple of 64 also cover what vLLM
+packs and pads on a CPU.
+"""
+
+import signal
+import time
+
+import psutil
+import pytest
+from rollouts.engine_checks import (
+    CONFIG,
+    announced,
+    checkpoint_tensors,
+    core_of,
+    dense_model,
+    expert_model,
+    largest_gap,
+    perturb,
+    request,
+    send,
+    started,
+)
+
+from megatron_credit.rollouts.errors import EngineError
+
+REQUESTS = [request([20, 30, 42 + k]) for k in range(4)]
+
+
+def require_synced(engine, model, version):
+    """New weights arrive: before, the engine is far from the model, afterwards it is the model."""
+    perturb(model, version)
+    assert largest_gap(model, engine.client, REQUESTS) > 1e-2
+    send(engine.sync, checkpoint_tensors(model), version)
+    assert largest_gap(model, engine.client, REQUESTS) <= 1e-4
+
+
+def test_an_engine_with_experts(tmp_path):
+    model = expert_model()
+    config = CONFIG.model_copy(update={"request_timeout_s": 3.0})
+    with started(model, tmp_path, config) as engine:
+        for version in (1, 2):  # the first may pack what the second would leave packed
+            require_synced(engine, model, version)
+        core = core_of(engine.server)
+        core.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(EngineError, match=r"generation: .* gave no answer within 3 s"):
+            engine.client.generate([request([20, k], num_samples=1) for k in range(300)])
+        assert time.monotonic() - start < 6
+        core.send_signal(signal.SIGCONT)
+        complete = checkpoint_tensors(model)
+        left_out = "model.layers.1.mlp.experts.3.up_proj.weight"
+        with pytest.raises(EngineError, match=r"left out parts of model\.layers\.1\.mlp\.experts"):
+            send(engine.sync, [pair for pair in complete if pair[0] != left_out], 3)
+        with pytest.raises(EngineError, match=r"weight sync, start: .* answered 500"):
+            send(engine.sync, complete, 4)  # it would be mixed with what came before
+
+
+def test_an_engine_whose_core_is_killed_in_a_sync(tmp_path):
+    model = dense_model(vocab_size=397, intermediate_size=2304, tie_word_embeddings=False)
+    with started(model, tmp_path) as engine:
+        require_synced(engine, model, 1)
+        perturb(model, 2)
+        strided = [
+            (name, weight.mT.contiguous().mT if weight.dim() > 1 else weight)
+            for name, weight in checkpoint_tensors(model)
+        ]
+        assert max(w.nbytes for _, w in strided) > CONFIG.bucket_mib << 20
+        send(engine.sync, strided, 2)
+        assert largest_gap(model, engine.client, REQUESTS) <= 1e-4
+        tensors = checkpoint_tensors(model)
+        below = psutil.Process(engine.server.pid).children(recursive=True)
+
+        def dying():
+            for number, pair in enumerate(tensors):
+                if number == len(tensors) // 2:
+                    core_of(engine.server).kill()
+                yield pair
+
+        start = time.monotonic()
+        with pytest.raises(EngineError, match="weight sync, transfer: the engine at") as error:
+            engine.sync.send(announced(tensors), dying(), version=4)
+        assert "on their way" in str(error.value) or "died" in str(error.value)
+        assert time.monotonic() - start < 10
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
