@@ -197,7 +197,7 @@ def report(repeats: int) -> dict:
         "repeats": repeats,
         "time": "median CPU seconds of one forward and backward pass; time_ratio is to eager torch "
         "with the same outputs",
-        "memory": "peak resident MB of a fresh process over three passes, less inputs and gradients",
+        "memory": "peak resident MB of a fresh process, three passes, less inputs and gradients",
         "methods": measure(repeats),
     }
 

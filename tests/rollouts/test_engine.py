@@ -107,23 +107,26 @@ def test_requests_that_run_go_on_with_the_new_weights(engine, model):
     """Every token has the log-prob of the weights that its version span names."""
     _, client, sync = engine
     old = copy.deepcopy(model)
-    long = {"num_samples": 1, "max_new_tokens": 250, "stop_token_ids": (383,)}
-    requests = [request([20, 30, 50 + k], **long, seed=k) for k in range(24)]
+    long = {"num_samples": 1, "max_new_tokens": 310, "stop_token_ids": (383,)}
+    requests = [request([20, 30, 50 + k], **long, seed=k) for k in range(100)]
     with ThreadPoolExecutor(1) as pool:
         generated = pool.submit(client.generate, requests)
         time.sleep(0.5)
         perturb(model, 8)
         send(sync, checkpoint_tensors(model), 8)
         answers = generated.result()
-    mixed = 0
-    for one, (sample,) in zip(requests, answers, strict=True):
+    mixed = [
+        (one, sample)
+        for one, (sample,) in zip(requests, answers, strict=True)
+        if len(sample.versions) == 2
+    ]
+    assert mixed
+    for one, sample in mixed[:10]:
         logprob_T = torch.tensor(sample.logprobs)
         for version, start, end in sample.versions:
             weights = {7: old, 8: model}[version]
             expected_T = reference_logprobs(weights, one.prompt_ids, sample)
             assert (logprob_T - expected_T)[start:end].abs().max() <= 1e-4
-        mixed += len(sample.versions) == 2
-    assert mixed > 0
 
 
 def test_control_endpoints_want_the_key(engine):
@@ -153,7 +156,7 @@ def test_a_cache_that_cannot_be_reset_is_an_error(engine, monkeypatch):
         stop_token_ids=(383,),
         seed=0,
     )
-    running = [client.begin_post(GENERATE, body, 60, "generation") for _ in range(30)]
+    running = [client.begin_post(GENERATE, body, 60, "generation") for _ in range(12)]
     time.sleep(0.3)
     with pytest.raises(EngineError, match=r"prefix cache reset: .* requests that still run"):
         client.reset_prefix_cache()
