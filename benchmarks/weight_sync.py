@@ -4,7 +4,8 @@
 
 A 10 M-parameter model in float32. `transport` packs, broadcasts and unpacks between two processes,
 as the sync does. `transfer` is that to a vLLM server, until it has loaded the last tensor; `sync`
-adds the control calls around it, the repacking of the layers and the reset of the prefix cache.
+adds the control calls around it (vLLM sleeps 20 ms in its pause), the repacking of the layers and
+the reset of the prefix cache.
 """
 
 import argparse
