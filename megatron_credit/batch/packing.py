@@ -155,9 +155,9 @@ def _place(
     batch.weight_P[predicted] = weight * sequence.mask_T
     batch.advantage_P[predicted] = sequence.advantage_T
     batch.rollout_logprob_P[predicted] = sequence.rollout_logprob_T
-    if batch.old_logprob_P is not None:
+    if batch.old_logprob_P is not None and sequence.old_logprob_T is not None:
         batch.old_logprob_P[predicted] = sequence.old_logprob_T
-    if batch.reference_logprob_P is not None:
+    if batch.reference_logprob_P is not None and sequence.reference_logprob_T is not None:
         batch.reference_logprob_P[predicted] = sequence.reference_logprob_T
 
 
