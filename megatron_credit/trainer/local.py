@@ -1,5 +1,6 @@
 """Runs a job on this machine: an engine and the trainer ranks as child processes, watched."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,7 +117,7 @@ def watcher(
             check_engine(server, started=directory.status.exists())
         if code is not None:
             raise TrainerError(
-                f"the trainer ended with exit code {code}\n{failed_log(directory, num_ranks)}"
+                f"the trainer {describe_exit(code)}\n{failed_log(directory, num_ranks)}"
             )
         return True
 
@@ -134,13 +135,21 @@ def check_engine(server: EngineServer, *, started: bool) -> None:
 
 
 def failed_log(directory: RunDirectory, num_ranks: int) -> str:
-    """The end of the log where the failure most likely stands: the first rank with a traceback."""
+    """The end of the log where the failure most likely stands: that of the first rank with a
+    traceback, else torchrun's, which says what became of each rank."""
     logs = [directory.logs / f"trainer-{rank}.log" for rank in range(num_ranks)]
     existing = [path for path in logs if path.is_file()]
     guilty = [path for path in existing if "Traceback" in path.read_text(errors="replace")]
-    path = (guilty or existing or [directory.logs / "torchrun.log"])[0]
+    path = guilty[0] if guilty else directory.logs / "torchrun.log"
     lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
     return "\n".join([f"the end of {path}:", *(f"  {line}" for line in lines)])
+
+
+def describe_exit(code: int) -> str:
+    """What an exit code means, in words."""
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
 def stop_process(process: subprocess.Popen) -> None:
