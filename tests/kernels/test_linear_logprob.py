@@ -248,12 +248,14 @@ def test_autocast_does_not_lower_the_precision():
 
 
 def test_bfloat16_weight_gradient_is_summed_in_float32():
-    # 1 + 4096 times 1/1024 is 5; summed in bfloat16 the small terms would vanish beside 1.
-    hidden_TH = torch.full((4097, 1), 2.0**-9, dtype=torch.bfloat16)
+    # Row 0 gives 1, and each of 4 later row tiles 1/512, which bfloat16 would lose beside 1.
+    rows = head_module.TILE_ROWS
+    hidden_TH = torch.zeros(5 * rows, 1, dtype=torch.bfloat16)
     hidden_TH[0] = 2.0
+    hidden_TH[rows:] = 2 * 2.0**-9 / rows
     weight_VH = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    linear_logprob(hidden_TH, weight_VH, torch.zeros(4097, dtype=torch.int64)).sum().backward()
-    assert weight_VH.grad[:, 0].tolist() == [5.0, -5.0]
+    linear_logprob(hidden_TH, weight_VH, torch.zeros(5 * rows, dtype=torch.int64)).sum().backward()
+    assert weight_VH.grad[:, 0].tolist() == [1.0078125, -1.0078125]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,14 @@ def test_error_is_at_most_twice_that_of_eager_torch(shape):
         assert (mine_MN - truth_MN).abs().max() <= 2 * eager + 1e-5
 
 
+def test_long_sums_lose_no_digit():
+    a_MK, b_NK = draw(200, 200, 2**14)
+    truth_MN = a_MK.double() @ b_NK.double().T
+    mean_square = (matmul_nt(a_MK, b_NK) - truth_MN).square().mean()
+    # Added up in one chain, the error is more than twice that of torch.mm.
+    assert mean_square <= 2**2 * (a_MK @ b_NK.T - truth_MN).square().mean()
+
+
 def test_literal():
     a_MK, b_NK = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
     assert matmul_nt(a_MK, b_NK).tolist() == [[17.0, 23.0], [39.0, 53.0]]
