@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-LONGEST_SUM = 512
-"""oneDNN adds up a product's terms in one chain, which over thousands of terms loses a digit."""
+LONGEST_SUM = 128
+"""oneDNN adds up a product's terms in one chain, whose rounding grows with its length; such
+pieces are as exact as torch.mm and cost some percent of the time."""
 
 
 def matmul_nt(a_MK: Tensor, b_NK: Tensor) -> Tensor:
