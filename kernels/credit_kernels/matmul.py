@@ -21,16 +21,19 @@ def matmul_nt(a_MK: Tensor, b_NK: Tensor) -> Tensor:
 
 
 def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    return torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
 
 
 def _onednn_nt(a_MK: Tensor, b_NK: Tensor) -> Tensor:
     parts = zip(a_MK.split(LONGEST_SUM, 1), b_NK.split(LONGEST_SUM, 1), strict=True)
-    total_MN: Tensor | None = None
-    for a_MP, b_NP in parts:
-        # The operation that torch.compile puts in place of linear layers; no bias, no epilogue.
-        part_MN = torch.ops.mkldnn._linear_pointwise(a_MP, _dense(b_NP), None, "none", [], "")
-        total_MN = part_MN if total_MN is None else total_MN.add_(part_MN)
+    # The operation that torch.compile puts in place of linear layers; no bias, no epilogue.
+    products = (
+        torch.ops.mkldnn._linear_pointwise(a_MP, _dense(b_NP), None, "none", [], "")
+        for a_MP, b_NP in parts
+    )
+    total_MN: Tensor = next(products)
+    for product_MN in products:
+        total_MN += product_MN
     return total_MN
 
 

@@ -44,7 +44,7 @@ class Case:
         self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, *, backend: str = "auto"
     ) -> tuple[Tensor, Tensor]:
         """logprob_T and entropy_T by the operation."""
-        return linear_logprob(
+        logprob_T, entropy_T = linear_logprob(
             hidden_TH,
             weight_VH,
             target_T,
@@ -54,6 +54,7 @@ class Case:
             backend=backend,
             return_entropy=True,
         )
+        return logprob_T, entropy_T
 
     def plain(
         self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor

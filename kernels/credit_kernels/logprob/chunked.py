@@ -161,7 +161,7 @@ def gradients(
                 grad_RH[rows] += matmul_nt(grad_RC, weight_CH.T)
             if grad_HC is not None:
                 grad_HC += matmul_nt(hidden_HR[index], grad_RC.T)
-        if grad_VH is not None:
+        if grad_VH is not None and grad_HC is not None:
             grad_VH[block] = grad_HC.T
     if grad_RH is not None:
         grad_RH = grad_RH.mul_(head.scale).to(head.weight_VH.dtype)
