@@ -181,7 +181,8 @@ def test_who_waits_learns_at_once_that_the_other_left():
     second.start_broadcast(torch.zeros(4))
     start = time.monotonic()
     first.close()
-    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+    # The kernel says "reset" where something of ours was still on its way to the other.
+    with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
         second.finish_broadcast()
     assert time.monotonic() - start < 5
 
