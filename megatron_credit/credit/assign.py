@@ -9,7 +9,7 @@ from megatron_credit.credit.baselines import has_verdict
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import nearest
 from megatron_credit.credit.methods import METHODS
-from megatron_credit.credit.result import CreditResult
+from megatron_credit.credit.result import EXTRAS, CreditResult, no_credit
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -31,12 +31,12 @@ def assign(name: str, group: Group, **hyper: Any) -> CreditResult:
         "group/singleton": float(num_valid < 2),
     }
     if num_valid < 2 and method.needs_siblings:
-        zero_NT = torch.zeros(group.mask_NT.shape, device=group.mask_NT.device)
-        return CreditResult(advantage_NT=zero_NT, metrics=counts)
+        return no_credit(group.mask_NT, counts, method.gives)
     method.check_signals(group)
     result = method.credit(group)
     # A value outside the mask may be NaN, so it is replaced, not multiplied by 0.
     advantage_NT = torch.where(group.mask_NT, result.advantage_NT, 0.0)
     # An advantage of finite rewards stays finite, even of rewards near the end of float32.
     advantage_NT = advantage_NT.clamp(-_LARGEST, _LARGEST).float()
-    return replace(result, advantage_NT=advantage_NT, metrics=result.metrics | counts)
+    extras = {name: vars(result)[name].to(EXTRAS[name]) for name in method.gives}
+    return replace(result, advantage_NT=advantage_NT, metrics=result.metrics | counts, **extras)

@@ -1,4 +1,7 @@
-"""Which rollouts of a group serve as evidence for which; the only user of a group's seed."""
+"""Which rollouts of a group serve as evidence for which, and which have any.
+
+The only user of a group's seed.
+"""
 
 from typing import Literal
 
@@ -11,24 +14,50 @@ NONE = -1
 """No such rollout."""
 
 
+def has_evidence(mask_NT: Tensor, *signals_NT: Tensor) -> Tensor:
+    """[N] bool: all of these signals are finite on every trained token of the rollout."""
+    evidence_N = torch.ones(len(mask_NT), dtype=torch.bool, device=mask_NT.device)
+    for signal_NT in signals_NT:
+        evidence_N &= (signal_NT.isfinite() | ~mask_NT).all(dim=1)
+    return evidence_N
+
+
 def pick_siblings(reward_N: Tensor, *, negatives: int = 1) -> tuple[Tensor, Tensor]:
     """positive_N, the first verified rollout other than the row's own, and negative_NK, the first
     K = `negatives` wrong ones other than it; -1 where there is none. int64.
 
     ValueError where negatives < 1.
     """
+    return _siblings(reward_N, negatives, None)
+
+
+def draw_siblings(reward_N: Tensor, *, seed: int, negatives: int = 4) -> tuple[Tensor, Tensor]:
+    """As `pick_siblings`, but drawn uniformly, none twice in a row: for RLCSD (2606.11709)."""
+    return _siblings(reward_N, negatives, torch.Generator().manual_seed(seed))
+
+
+def _siblings(
+    reward_N: Tensor, negatives: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
     if negatives < 1:
         raise ValueError(f"negatives={negatives}; expected at least 1")
-    positive_N1 = _first_others(is_verified(reward_N), 1)
-    return positive_N1[:, 0], _first_others(is_wrong(reward_N), negatives)
+    positive_N1 = _others(is_verified(reward_N), 1, generator)
+    return positive_N1[:, 0], _others(is_wrong(reward_N), negatives, generator)
 
 
-def _first_others(candidate_N: Tensor, count: int) -> Tensor:
-    """[N, count]: for each row the first candidates other than itself, -1 where they run out."""
+def _others(candidate_N: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """[N, count]: for each row some candidates other than itself, -1 where they run out.
+
+    They are the first by index, or with a generator a draw of the row's own.
+    """
     candidates = candidate_N.nonzero()[:, 0].tolist()
     picked_NK = torch.full((len(candidate_N), count), NONE, device=candidate_N.device)
     for row in range(len(candidate_N)):
-        others = [index for index in candidates if index != row][:count]
+        others = [index for index in candidates if index != row]
+        if generator is not None:
+            order = torch.randperm(len(others), generator=generator).tolist()
+            others = [others[place] for place in order]
+        others = others[:count]
         picked_NK[row, : len(others)] = torch.tensor(others, dtype=torch.int64)
     return picked_NK
 

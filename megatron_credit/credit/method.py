@@ -26,6 +26,8 @@ class CreditMethod(Settings, ABC):
     """What configurations and `assign` call it."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Signals that it may read besides rewards and masks, as names of `Group` fields."""
+    gives: ClassVar[tuple[str, ...]] = ()
+    """Fields of `CreditResult` that it fills besides the advantage and the metrics."""
     needs_siblings: ClassVar[bool] = True
     """A group with fewer than two verdicts gets 0 without asking the method."""
 
@@ -52,7 +54,7 @@ class CreditMethod(Settings, ABC):
         if error["type"] != "extra_forbidden":
             message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
             return f"{option} is {error['input']!r}; it {message}"
-        known = list(cls.model_fields)
+        known = [field.alias or name for name, field in cls.model_fields.items()]
         hint = nearest(option, known) if known else "it has none"
         return f"unknown option {option!r}; {hint}"
 

@@ -8,6 +8,17 @@ from torch import Tensor
 
 from megatron_credit.credit import Group
 
+CREDITED_EQUAL_REWARDS = {
+    "verigate",
+    "prm_outcome",
+    "grpo_process",
+    "attempt_naive",
+    "sc_grpo",
+    "opd",
+}
+"""Methods that tell rollouts of equal reward apart by other signals; their own tests say how."""
+READING_ALL = {"cepo": {"fallback": "rlsd"}}
+"""Options under which a method reads all that it may read, where the defaults do not."""
 NUM_ATTEMPTS, NUM_STEPS, NUM_SEGMENTS, NUM_ANSWERS = 2, 3, 3, 2
 SHAPES = {
     name: declared.metadata["shape"]
@@ -28,15 +39,16 @@ def full_group(rewards: list[float], *, num_tokens: int = 6, seed: int = 0) -> G
         """Each row's tokens in `count` consecutive spans."""
         return (torch.arange(num_tokens) * count // num_tokens).expand(num, -1).clone()
 
+    reward_N = torch.tensor(rewards, dtype=torch.float64)
     answer_index_N = torch.arange(num) % NUM_ANSWERS
     return Group(
-        reward_N=torch.tensor(rewards, dtype=torch.float64),
+        reward_N=reward_N,
         mask_NT=uniform(num, num_tokens) < 0.8,
         policy_logprob_NT=-3 * uniform(num, num_tokens),
         step=2,
         seed=seed,
         attempt_id_NT=ids(NUM_ATTEMPTS),
-        attempt_pass_NK=(uniform(num, NUM_ATTEMPTS) < 0.5).double(),
+        attempt_pass_NK=_two_attempts(reward_N >= 0.5, uniform(num, NUM_ATTEMPTS)[:, 0] < 0.5),
         step_id_NT=ids(NUM_STEPS),
         step_score_NS=uniform(num, NUM_STEPS),
         segment_id_NT=ids(NUM_SEGMENTS + 1),
@@ -49,11 +61,24 @@ def full_group(rewards: list[float], *, num_tokens: int = 6, seed: int = 0) -> G
         negative_logprob_NT=-3 * uniform(num, num_tokens),
         teacher_logprob_NT=-3 * uniform(num, num_tokens),
         teacher_kl_NT=uniform(num, num_tokens),
-        reference_index_N=(torch.arange(num) + 1) % max(num, 1),
+        reference_index_N=_first_for_all_others(reward_N),
         contrast_target_NT=uniform(num, num_tokens) - 0.5,
         contrast_mean_NT=uniform(num, num_tokens) - 0.5,
         contrast_cost_NT=uniform(num, num_tokens),
     )
+
+
+def _two_attempts(verified_N: Tensor, early_N: Tensor) -> Tensor:
+    """[N, 2]: the verified pass the first attempt where `early_N`, else the second."""
+    first_N, second_N = verified_N & early_N, verified_N.double()
+    return torch.stack([first_N.double(), torch.where(first_N, torch.nan, second_N)], dim=1)
+
+
+def _first_for_all_others(reward_N: Tensor) -> Tensor:
+    """[N]: the first rollout with a verdict as everybody's reference, -1 for itself."""
+    place_N = torch.arange(len(reward_N))
+    first = int(reward_N.isfinite().int().argmax()) if len(reward_N) else 0
+    return torch.where(place_N != first, first, -1)
 
 
 def tensors(group: Group) -> dict[str, Tensor]:

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from megatron_credit.credit.evidence import pick_references, pick_siblings, pick_wrong_answer
+from megatron_credit.credit.evidence import (
+    draw_siblings,
+    has_evidence,
+    pick_references,
+    pick_siblings,
+    pick_wrong_answer,
+)
 
 NAN = math.nan
 
@@ -81,3 +87,42 @@ def test_an_empty_group_has_no_evidence():
 def test_siblings_need_at_least_one_negative():
     with pytest.raises(ValueError, match="negatives=0"):
         pick_siblings(rewards(1, 0), negatives=0)
+
+
+def test_drawn_siblings_are_others_without_repeats():
+    reward_N = rewards(0, 1, NAN, 0, 1, 0, 0, 0)
+    verified, wrong = {1, 4}, {0, 3, 5, 6, 7}
+    seen = set()
+    for seed in range(100):
+        positive_N, negative_NK = draw_siblings(reward_N, seed=seed)
+        assert negative_NK.shape == (8, 4)
+        for row, (positive, negatives) in enumerate(
+            zip(positive_N.tolist(), negative_NK.tolist(), strict=True)
+        ):
+            assert positive in verified - {row}
+            # Each wrong row has just four others, which are all drawn, in some order.
+            assert len(set(negatives)) == 4 and set(negatives) <= wrong - {row}
+        seen.add((int(positive_N[0]), *negative_NK[1].tolist()))
+    assert len(seen) > 60
+    assert {first for first, *_ in seen} == verified
+
+
+def test_drawn_siblings_run_out_and_follow_the_seed():
+    positive_N, negative_NK = draw_siblings(rewards(1, 0, 0), seed=3, negatives=2)
+    assert positive_N.tolist() == [-1, 0, 0]
+    assert sorted(negative_NK[0].tolist()) == [1, 2]
+    assert negative_NK[1:].tolist() == [[2, -1], [1, -1]]
+    reward_N = rewards(*[1, 0] * 20)
+    first, again = draw_siblings(reward_N, seed=4), draw_siblings(reward_N, seed=4)
+    other = draw_siblings(reward_N, seed=5)
+    assert all(map(torch.equal, first, again)) and not torch.equal(first[1], other[1])
+    with pytest.raises(ValueError, match="negatives=0"):
+        draw_siblings(reward_N, seed=0, negatives=0)
+
+
+def test_evidence_is_a_finite_value_for_every_trained_token():
+    mask_NT = torch.tensor([[True, True], [True, False], [True, True], [False, False]])
+    first_NT = torch.tensor([[1.0, 2.0], [1.0, NAN], [1.0, math.inf], [NAN, NAN]])
+    assert has_evidence(mask_NT, first_NT).tolist() == [True, True, False, True]
+    second_NT = torch.tensor([[1.0, NAN], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    assert has_evidence(mask_NT, first_NT, second_NT).tolist() == [False, True, False, True]

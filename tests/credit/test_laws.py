@@ -6,12 +6,22 @@ import sys
 
 import pytest
 import torch
-from credit.full_groups import changed, full_group, padded, reordered, spoiled, tensors
+from credit.full_groups import (
+    CREDITED_EQUAL_REWARDS,
+    READING_ALL,
+    changed,
+    full_group,
+    padded,
+    reordered,
+    spoiled,
+    tensors,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_credit.credit import METHODS, Group, assign
 from megatron_credit.credit.group import SIGNAL_SOURCES
+from megatron_credit.credit.result import EXTRAS
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -50,6 +60,18 @@ def test_order_of_siblings_is_irrelevant(name, rewards, seed):
 
 
 @every_method
+@pytest.mark.parametrize("rewards", [MIXED, WRONG, RIGHT, [1.0]])
+def test_extra_fields_are_those_declared_and_lie_within_the_mask(name, rewards):
+    group = full_group(rewards)
+    result = assign(name, spoiled(group))
+    for field, dtype in EXTRAS.items():
+        value_NT = vars(result)[field]
+        assert (value_NT is not None) == (field in METHODS[name].gives)
+        if value_NT is not None:
+            assert value_NT.dtype == dtype and not value_NT[~group.mask_NT].any()
+
+
+@every_method
 @pytest.mark.parametrize("rewards", [MIXED, WRONG])
 def test_padding_is_irrelevant(name, rewards):
     group = full_group(rewards)
@@ -66,7 +88,7 @@ def test_what_stands_outside_the_mask_is_never_read(name, rewards):
     assert torch.equal(spoiled_NT, assign(name, group).advantage_NT)
 
 
-@every_method
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in CREDITED_EQUAL_REWARDS])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1e30])
 def test_equal_rewards_give_exactly_zero(name, reward):
     assert assign(name, full_group([reward] * 7)).advantage_NT.eq(0).all()
@@ -76,7 +98,9 @@ def test_equal_rewards_give_exactly_zero(name, reward):
 @pytest.mark.parametrize("rewards", [[], [1.0], [math.nan, 1.0, math.inf], [math.nan] * 3])
 def test_fewer_than_two_verdicts_give_zero_and_are_counted(name, rewards):
     result = assign(name, full_group(rewards))
-    assert result.advantage_NT.eq(0).all()
+    if METHODS[name].needs_siblings:
+        assert result.advantage_NT.eq(0).all()
+        assert not any(vars(result)[extra].any() for extra in METHODS[name].gives)
     assert result.metrics["group/singleton"] == 1.0
     assert result.metrics["group/invalid_rewards"] == sum(not math.isfinite(r) for r in rewards)
 
@@ -89,7 +113,9 @@ def test_a_rollout_without_a_verdict_changes_nobody(name, missing):
     without = assign(name, changed(group, first))
     result = assign(name, group)
     assert torch.equal(result.advantage_NT[:5], without.advantage_NT)
-    assert without.advantage_NT.ne(0).any()
+    assert any(vars(without)[field].any() for field in ("advantage_NT", *METHODS[name].gives))
+    for field in METHODS[name].gives:
+        assert torch.equal(vars(result)[field][:5], vars(without)[field])
     assert result.advantage_NT[5].eq(0).all()
     assert result.metrics["group/invalid_rewards"] == 1.0
     assert without.metrics["group/invalid_rewards"] == without.metrics["group/singleton"] == 0.0
@@ -125,7 +151,7 @@ def test_needs_are_the_signals_read(name):
             return super().__getattribute__(attribute)
 
     for rewards in (MIXED, WRONG, RIGHT):
-        assign(name, changed(full_group(rewards), {}, Watched))
+        assign(name, changed(full_group(rewards), {}, Watched), **READING_ALL.get(name, {}))
     assert seen & set(SIGNAL_SOURCES) - {"reward_N", "mask_NT"} == set(METHODS[name].needs)
 
 
