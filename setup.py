@@ -12,4 +12,5 @@ setup(
         *find_packages(where="kernels", include=["credit_kernels", "credit_kernels.*"]),
     ],
     package_dir={"": ".", "credit_kernels": "kernels/credit_kernels"},
+    package_data={"megatron_credit.report.page": ["assets/*"]},
 )
