@@ -58,6 +58,9 @@ class PackedBatch:
     rollout_logprob_P: Tensor
     old_logprob_P: Tensor | None
     reference_logprob_P: Tensor | None
+    routed_experts_PDK: Tensor | None
+    """int16: experts that the token at p, not the predicted one, went to in the engine; -1 where
+    that is not known and on padding."""
     boundaries_B1: Tensor
     """int32: sequence b takes the positions boundaries[b] to boundaries[b + 1] of the whole
     micro-batch, its padding included."""
@@ -87,7 +90,7 @@ class Packer:
     ) -> None:
         """`weights` is the loss weight of each sequence's trained tokens.
 
-        ValueError where only some sequences have old or reference log-probs.
+        ValueError where only some sequences have old or reference log-probs or routed experts.
         """
         self.sequences = sequences
         self.weights = weights
@@ -96,16 +99,26 @@ class Packer:
         self.has_reference = all_or_none(
             [s.reference_logprob_T for s in sequences], "reference_logprob_T"
         )
+        self.has_experts = all_or_none(
+            [s.routed_experts_LDK for s in sequences], "routed_experts_LDK"
+        )
         self.slots = list(accumulate((s.num_response for s in sequences), initial=0))
         """Where each sequence's first response token stands in the flat list; last, its length."""
 
     def plan(self, *, max_tokens: int, num_ranks: int, multiple_of: int) -> list[list[Bin]]:
         """`plan_microbatches` of these sequences; the bound holds for the padded micro-batches."""
         bound = max(1, max_tokens // self.padding.total * self.padding.total)
-        lengths_N = [self.padding.length(sequence) for sequence in self.sequences]
         return plan_microbatches(
-            lengths_N, max_tokens=bound, num_ranks=num_ranks, multiple_of=multiple_of
+            self.lengths_N(), max_tokens=bound, num_ranks=num_ranks, multiple_of=multiple_of
         )
+
+    def lengths_N(self) -> list[int]:
+        """Positions that each sequence takes in a micro-batch."""
+        return [self.padding.length(sequence) for sequence in self.sequences]
+
+    def share(self, indices: Sequence[int], *, rank: int, size: int) -> PackedBatch:
+        """What context rank `rank` of `size` holds of the chosen sequences as one micro-batch."""
+        return context_shard(self.pack(indices), rank=rank, size=size)
 
     def pack(self, indices: Sequence[int]) -> PackedBatch:
         """The chosen sequences as one micro-batch, in this order; none: a dummy of padding.
@@ -137,9 +150,19 @@ class Packer:
             rollout_logprob_P=torch.zeros(total),
             old_logprob_P=torch.zeros(total) if self.has_old else None,
             reference_logprob_P=torch.zeros(total) if self.has_reference else None,
+            routed_experts_PDK=self._unknown_experts(total),
             boundaries_B1=boundaries_B1,
             max_length=max(lengths),
         )
+
+
+    def _unknown_experts(self, total: int) -> Tensor | None:
+        """-1 for every position, layer and choice, where the sequences have experts at all."""
+        if not self.has_experts:
+            return None
+        experts_LDK = self.sequences[0].routed_experts_LDK
+        assert experts_LDK is not None
+        return experts_LDK.new_full((total, *experts_LDK.shape[1:]), -1)
 
 
 def _place(
@@ -159,6 +182,9 @@ def _place(
         batch.old_logprob_P[predicted] = sequence.old_logprob_T
     if batch.reference_logprob_P is not None and sequence.reference_logprob_T is not None:
         batch.reference_logprob_P[predicted] = sequence.reference_logprob_T
+    if batch.routed_experts_PDK is not None and sequence.routed_experts_LDK is not None:
+        routed_LDK = sequence.routed_experts_LDK
+        batch.routed_experts_PDK[start : start + len(routed_LDK)] = routed_LDK
 
 
 def context_positions(boundaries_B1: Tensor, *, rank: int, size: int) -> Tensor:
@@ -185,6 +211,6 @@ def context_shard(batch: PackedBatch, *, rank: int, size: int) -> PackedBatch:
     shares = {
         field.name: value[position_P]
         for field in fields(batch)
-        if field.name.endswith("_P") and (value := vars(batch)[field.name]) is not None
+        if field.name.endswith(("_P", "_PDK")) and (value := vars(batch)[field.name]) is not None
     }
     return replace(batch, **shares)

@@ -1,9 +1,7 @@
 """What the rollout side hands over: token ids and numbers, never text to be tokenised again."""
 
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -15,6 +13,14 @@ class VersionSpan(NamedTuple):
     end: int
 
 
+class Span(NamedTuple):
+    """Response tokens [start, end) belong together; `score` is NaN where they have none."""
+
+    start: int
+    end: int
+    score: float = math.nan
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One question: chat messages, the reference answer and what the task knows about it."""
@@ -23,6 +29,10 @@ class Prompt:
     messages: list[dict[str, str]]
     answer: str
     metadata: dict = field(default_factory=dict)
+    source: str = ""
+    """The dataset it comes from; empty where there is one only."""
+    template_options: dict = field(default_factory=dict)
+    """Options of the tokenizer's chat template, such as enable_thinking."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +46,22 @@ class Completion:
     logprobs: list[float]
     finish_reason: str
     versions: list[VersionSpan]
+    routed_experts: str = ""
+    """Experts of each token where the engine was asked for them; see `routing.decode_experts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
     """One graded response; a line of `rollouts/step-*.jsonl` has these names.
 
-    `mask` is True on tokens that the policy sampled; `reward` is NaN where there is no verdict;
-    `advantages` has one number for each response token, empty before credit was assigned.
+    Lists with a number for each response token: `logprobs` (of the sampling distribution, in nats),
+    `mask` (True: the policy sampled the token), `advantages` (empty before credit was assigned)
+    and each of `token_values`.
     """
 
     prompt_id: str
     sample: int
+    """Number of the rollout in its group, from 0."""
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
@@ -56,23 +70,22 @@ class Rollout:
     finish_reason: str
     text: str
     answer: str
+    """The reference answer."""
     reward: float
+    """NaN: no verdict."""
+    outcome: str = ""
+    """right, wrong, unparsed, timeout or error; see `rewards.verdict`."""
+    parsed: str | None = None
+    """The answer found in the text, in a normal form."""
+    source: str = ""
+    """The dataset of the prompt."""
     advantages: list[float] = field(default_factory=list)
-
-
-def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
-    """Writes one JSON object a line; the file appears whole or not at all."""
-    partial = path.with_suffix(".tmp")
-    with partial.open("w") as lines:
-        for rollout in rollouts:
-            lines.write(json.dumps(asdict(rollout)) + "\n")
-    partial.replace(path)
-
-
-def read_rollouts(path: Path) -> Iterator[Rollout]:
-    """The rollouts of a file written by `write_rollouts`, in order."""
-    with path.open() as lines:
-        for line in lines:
-            record = json.loads(line)
-            record["versions"] = [VersionSpan(*span) for span in record["versions"]]
-            yield Rollout(**record)
+    token_values: dict[str, list[float]] = field(default_factory=dict)
+    """What the trainer knows of each token: policy_logprob and entropy (nats), and the weights and
+    divergences of the credit method; NaN where there is none."""
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    """Borders of each `attempt`, `step` and `segment`, with their scores."""
+    routed_experts: str = ""
+    """Experts of each token where the engine was asked for them; see `routing.decode_experts`."""
+    evidence: dict[str, str] = field(default_factory=dict)
+    """Texts that the credit method held against this one, by their role."""

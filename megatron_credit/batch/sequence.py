@@ -29,6 +29,11 @@ class TrainSequence:
     the update begins, whose log-prob the update's own forward pass gives."""
     reference_logprob_T: Tensor | None
     """float32: log-prob under the reference policy; None where no KL is asked for."""
+    routed_experts_LDK: Tensor | None = None
+    """int16, [tokens, decoder layers, experts per token]: the experts that each token went to in
+    the engine, which the policy is then computed with; None: the policy's own router decides. It
+    also does for tokens whose experts are -1: the last one sampled, which the engine never reads,
+    and those whose routing it cannot tell."""
 
     def __post_init__(self) -> None:
         if self.token_ids_L.dim() != 1 or self.token_ids_L.dtype != torch.int64:
@@ -51,6 +56,8 @@ class TrainSequence:
             if value is not None:
                 _check_response(name, value, torch.float32, self.num_response)
 
+        _check_experts(self.routed_experts_LDK, len(self.token_ids_L))
+
     @property
     def num_response(self) -> int:
         """Response tokens, T; the rollout may have none."""
@@ -67,6 +74,17 @@ def _check_response(name: str, value: Tensor, dtype: torch.dtype, num_response: 
         raise ValueError(
             f"{name} has shape {tuple(value.shape)} and type {value.dtype}; expected "
             f"({num_response},) and {dtype}, one value for each response token"
+        )
+
+
+def _check_experts(experts_LDK: Tensor | None, num_tokens: int) -> None:
+    if experts_LDK is None:
+        return
+    shape, dtype = tuple(experts_LDK.shape), experts_LDK.dtype
+    if experts_LDK.dim() != 3 or shape[0] != num_tokens or dtype != torch.int16:
+        raise ValueError(
+            f"routed_experts_LDK has shape {shape} and type {dtype}; expected {num_tokens} tokens "
+            "x decoder layers x experts per token of torch.int16"
         )
 
 

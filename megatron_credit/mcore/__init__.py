@@ -5,5 +5,6 @@ This package is the only importer of `megatron.core`. It exports nothing, so tha
 before any other module of the package is imported.
 
 Shape letters: T packed tokens, L tokens of one sequence, B sequences of a batch, N query heads,
-G key-value heads, D size of a head, H hidden, V vocabulary (this rank's rows), C context ranks.
+G key-value heads, D size of a head, F rotary frequencies (half of D), H hidden, V vocabulary (this
+rank's rows), C context ranks.
 """

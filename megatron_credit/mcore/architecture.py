@@ -7,12 +7,22 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from megatron_credit.mcore.config import ParallelConfig
+from megatron_credit.mcore.config import ConverterKind, ParallelConfig
+from megatron_credit.mcore.config_file import ConfigFile
+from megatron_credit.mcore.config_keys import (
+    refuse_scaled_logits,
+    refuse_sliding_window,
+    refuse_unsupported,
+)
+from megatron_credit.mcore.rope_scaling import RopeScaling, max_positions, read_rope
 
-Family = Literal["qwen3", "qwen2", "llama"]
-FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama")
+Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama", "mistral"]
+FAMILIES: tuple[Family, ...] = ("qwen3", "qwen3_moe", "qwen2", "llama", "mistral")
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts in the configurations of several families."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +30,8 @@ class Architecture:
     """Sizes and switches of a dense or mixture-of-experts decoder with rotary positions, RMSNorm,
     grouped-query attention and a gated SiLU feed-forward."""
 
-    family: Family
+    family: str
+    """`model_type`; where megatron-bridge builds the model, with a digest of its config.json."""
     num_layers: int
     hidden_size: int
     ffn_size: int
@@ -39,9 +50,16 @@ class Architecture:
     qk_norm: bool
     """RMSNorm over each query and key head."""
     num_experts: int = 0
-    """0: dense."""
+    """Of every layer; 0: dense."""
     experts_per_token: int = 0
     expert_ffn_size: int = 0
+    """Width of an expert between its matrices."""
+    weights_sum_to_one: bool = False
+    """The weights of a token's experts are scaled to add up to 1; else they are the shares of a
+    softmax over all experts."""
+    rope_scaling: RopeScaling | None = None
+    """How positions beyond the first training's window are reached; None: no window was
+    stretched."""
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that differ where any field differs."""
@@ -49,20 +67,27 @@ class Architecture:
         return hashlib.sha256(fields.encode()).hexdigest()[:16]
 
 
-def read_architecture(model_dir: Path) -> Architecture:
+def read_architecture(model_dir: Path, converter: ConverterKind = "builtin") -> Architecture:
     """The architecture that `model_dir`/config.json describes.
 
+    With converter "bridge" only the sizes count, see `_outline`. Else:
     ValueError names the file and the field: no such directory or file, a missing or mistyped field,
-    or something that would be computed differently here (other families, sliding windows, scaled
-    rotary positions, quantised weights, biases the family does not usually have).
+    or something that would be computed differently here (other families, sliding windows, quantised
+    weights, biases the family does not usually have, keys that nobody here knows). A missing
+    constant is the one that transformers takes for the family.
     """
-    file = _ConfigFile(model_dir)
+    file = ConfigFile(model_dir)
+    if converter == "bridge":
+        return _outline(file)
     family = file.text("model_type")
     if family not in FAMILIES:
         raise file.refusal(
-            "model_type", f"is {family!r}; supported model types: {', '.join(FAMILIES)}"
+            "model_type",
+            f"is {family!r}; supported model types: {', '.join(FAMILIES)} (others perhaps with "
+            'policy.converter = "bridge")',
         )
-    _refuse_unsupported(file, family)
+    refuse_unsupported(file, family)
+    rope_theta, rope_scaling = read_rope(file)
     heads = file.count("num_attention_heads")
     hidden = file.count("hidden_size")
     architecture = Architecture(
@@ -71,145 +96,108 @@ def read_architecture(model_dir: Path) -> Architecture:
         hidden_size=hidden,
         ffn_size=file.count("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=file.count("num_key_value_heads"),
-        head_dim=file.count("head_dim") if file.has("head_dim") else hidden // heads,
+        # Llama checkpoints of before grouped queries do not state it.
+        num_kv_heads=file.count("num_key_value_heads", heads if family == "llama" else None),
+        head_dim=_head_dim(file, family, hidden, heads),
         vocab_size=file.count("vocab_size"),
-        max_positions=file.count("max_position_embeddings"),
-        rope_theta=_rope_theta(file),
-        norm_eps=file.number("rms_norm_eps"),
-        tied_embeddings=file.switch("tie_word_embeddings"),
+        max_positions=max_positions(file, rope_scaling),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        norm_eps=file.number("rms_norm_eps", 1e-6),
+        tied_embeddings=file.switch("tie_word_embeddings", False),
         qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        **(_experts(file) if family == "qwen3_moe" else {}),
     )
+    refuse_sliding_window(file, family, architecture.max_positions)
     _check_heads(file, architecture)
     return architecture
 
 
-class _ConfigFile:
-    """config.json with typed look-ups that name the file and the field in every error."""
-
-    def __init__(self, model_dir: Path) -> None:
-        self.path = model_dir / "config.json"
-        if not model_dir.is_dir():
-            raise ValueError(
-                f"model directory {model_dir} is not a directory; give a Hugging Face model "
-                "directory with config.json and safetensors files"
-            )
-        if not self.path.is_file():
-            raise ValueError(f"{self.path} does not exist; a Hugging Face model directory has one")
-        try:
-            self.fields = json.loads(self.path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self.path} is not JSON: {error}") from error
-        if not isinstance(self.fields, dict):
-            raise ValueError(f"{self.path} holds {type(self.fields).__name__}, expected an object")
-
-    def refusal(self, field: str, problem: str) -> ValueError:
-        return ValueError(f"{self.path}: {field} {problem}")
-
-    def has(self, field: str) -> bool:
-        return self.fields.get(field) is not None
-
-    def value(self, field: str) -> Any:
-        if not self.has(field):
-            raise self.refusal(field, "is missing; the checkpoint's config.json must state it")
-        return self.fields[field]
-
-    def text(self, field: str) -> str:
-        value = self.value(field)
-        if not isinstance(value, str):
-            raise self.refusal(field, f"is {value!r}, expected text")
-        return value
-
-    def count(self, field: str) -> int:
-        value = self.value(field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refusal(field, f"is {value!r}, expected a positive whole number")
-        return value
-
-    def number(self, field: str) -> float:
-        return _positive(self, field, self.value(field))
-
-    def switch(self, field: str) -> bool:
-        value = self.value(field)
-        if not isinstance(value, bool):
-            raise self.refusal(field, f"is {value!r}, expected true or false")
-        return value
+def _outline(file: ConfigFile) -> Architecture:
+    """What is needed here of a model that megatron-bridge builds: its sizes. Switches and rotary
+    positions are the bridge's business, and not those of the model."""
+    refuse_scaled_logits(file)
+    fields = json.dumps(file.fields, sort_keys=True)
+    heads, hidden = file.count("num_attention_heads"), file.count("hidden_size")
+    experts = [name for name in _EXPERT_COUNTS if file.has(name)]
+    return Architecture(
+        family=f"{file.text('model_type')} {hashlib.sha256(fields.encode()).hexdigest()[:16]}",
+        num_layers=file.count("num_hidden_layers"),
+        hidden_size=hidden,
+        ffn_size=file.count("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=file.count("num_key_value_heads", heads),
+        head_dim=file.count("head_dim", hidden // heads),
+        vocab_size=file.count("vocab_size"),
+        max_positions=file.count("max_position_embeddings"),
+        rope_theta=1.0,
+        norm_eps=1.0,
+        tied_embeddings=file.switch("tie_word_embeddings", False),
+        qkv_bias=False,
+        qk_norm=False,
+        num_experts=file.count(experts[0]) if experts else 0,
+    )
 
 
-def _positive(file: _ConfigFile, field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise file.refusal(field, f"is {value!r}, expected a positive number")
-    return float(value)
-
-
-def _refuse_unsupported(file: _ConfigFile, family: str) -> None:
-    if file.has("quantization_config"):
+def _head_dim(file: ConfigFile, family: str, hidden: int, heads: int) -> int:
+    if family == "qwen3":
+        return file.as_count("head_dim", file.fields.get("head_dim", 128))
+    if not file.has("head_dim") and hidden % heads:
         raise file.refusal(
-            "quantization_config", "is set; only unquantised checkpoints can be trained"
+            "head_dim",
+            f"is missing and hidden_size={hidden} is no multiple of num_attention_heads={heads}",
         )
-    activation = file.text("hidden_act")
-    if activation != "silu":
-        raise file.refusal("hidden_act", f"is {activation!r}, expected 'silu'")
-    for field in ("attention_bias", "mlp_bias"):
-        if file.has(field) and file.switch(field):
-            raise file.refusal(field, f"is true, which is not supported for {family}")
-    _refuse_sliding_window(file, family)
-    fraction = file.fields.get("partial_rotary_factor")
-    if fraction not in (None, 1, 1.0):
-        raise file.refusal("partial_rotary_factor", f"is {fraction!r}, expected 1")
+    return file.count("head_dim", hidden // heads)
 
 
-def _refuse_sliding_window(file: _ConfigFile, family: str) -> None:
-    problem = "asks for a sliding window, which is not supported; only full attention is"
-    if file.has("use_sliding_window") and file.switch("use_sliding_window"):
-        raise file.refusal("use_sliding_window", problem)
-    # The Qwen families state a window size that use_sliding_window = false leaves unused.
-    if family == "llama" and file.has("sliding_window"):
-        raise file.refusal("sliding_window", problem)
-    kinds = set(file.fields.get("layer_types") or ())
-    if kinds - {"full_attention"}:
-        raise file.refusal("layer_types", f"has {sorted(kinds)}; only full_attention is supported")
+def _experts(file: ConfigFile) -> dict[str, int | bool]:
+    """The fields of an Architecture that say what its experts are.
+
+    `router_aux_loss_coef` and `output_router_logits` are not looked at: the first is the weight of
+    a pre-training loss that evens out the experts' loads. It would pull the router away from what
+    the rewards ask for, and it changes nothing of what the model computes.
+    """
+    _refuse_dense_layers(file)
+    # transformers 5 writes num_local_experts, the published checkpoints have num_experts.
+    names = [name for name in ("num_experts", "num_local_experts") if file.has(name)]
+    num_experts = file.count(names[0] if names else "num_experts")
+    if file.count(names[-1]) != num_experts:
+        raise file.refusal("num_experts", "and num_local_experts contradict each other")
+    per_token = file.count("num_experts_per_tok")
+    if per_token > num_experts:
+        problem = f"is {per_token}, above num_experts={num_experts}"
+        raise file.refusal("num_experts_per_tok", problem)
+    sum_to_one = file.switch("norm_topk_prob", False)
+    if per_token == 1 and sum_to_one:
+        raise file.refusal(
+            "num_experts_per_tok",
+            "is 1 with norm_topk_prob = true: every weight is 1, so the router cannot be trained",
+        )
+    return {
+        "num_experts": num_experts,
+        "experts_per_token": per_token,
+        "expert_ffn_size": file.count("moe_intermediate_size"),
+        "weights_sum_to_one": sum_to_one,
+    }
 
 
-def _rope_theta(file: _ConfigFile) -> float:
-    """The base of the rotary frequencies: in `rope_parameters` since transformers 5, else at the
-    top level."""
-    for field in ("rope_scaling", "rope_parameters"):
-        parameters = file.fields.get(field)
-        if parameters is None:
-            continue
-        if not isinstance(parameters, dict):
-            raise file.refusal(field, f"is {parameters!r}, expected an object")
-        _refuse_scaling(file, field, parameters)
-        if "rope_theta" in parameters:
-            return _positive(file, f"{field}.rope_theta", parameters["rope_theta"])
-    return file.number("rope_theta")
+def _refuse_dense_layers(file: ConfigFile) -> None:
+    """Models that mix dense layers among those with experts."""
+    step = file.fields.get("decoder_sparse_step", 1)
+    if step != 1:
+        raise file.refusal("decoder_sparse_step", f"is {step!r}, expected 1: experts in all layers")
+    dense = file.fields.get("mlp_only_layers")
+    if dense:
+        raise file.refusal("mlp_only_layers", f"is {dense!r}, expected none: experts in all layers")
 
 
-def _refuse_scaling(file: _ConfigFile, field: str, parameters: dict[str, Any]) -> None:
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind != "default":
-        raise file.refusal(field, f"has type {kind!r}; scaled rotary positions are not supported")
-    others = sorted(set(parameters) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-    if others:
-        raise file.refusal(field, f"has {others}, which are not supported")
-    if parameters.get("partial_rotary_factor", 1) != 1:
-        raise file.refusal(f"{field}.partial_rotary_factor", "must be 1")
-
-
-def _check_heads(file: _ConfigFile, architecture: Architecture) -> None:
+def _check_heads(file: ConfigFile, architecture: Architecture) -> None:
     heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
     if heads % kv_heads:
         raise file.refusal(
             "num_key_value_heads",
             f"is {kv_heads}, which does not divide num_attention_heads={heads}",
-        )
-    if not file.has("head_dim") and architecture.hidden_size % heads:
-        raise file.refusal(
-            "head_dim",
-            f"is missing and hidden_size={architecture.hidden_size} is no multiple of "
-            f"num_attention_heads={heads}",
         )
     if architecture.head_dim % 2:
         raise file.refusal(
@@ -239,12 +227,10 @@ def check_parallel(architecture: Architecture, parallel: ParallelConfig, world_s
     """ValueError, with the formula and the valid values, where the model cannot be split so."""
     data = data_parallel_size(parallel, world_size)
     tensor = parallel.tensor
-    for name, size in (
-        ("num_heads", architecture.num_heads),
-        ("num_kv_heads", architecture.num_kv_heads),
-        ("ffn_size", architecture.ffn_size),
-    ):
-        _check_divides("tensor", tensor, name, size)
+    _check_divides("tensor", tensor, "num_heads", architecture.num_heads)
+    _check_divides("tensor", tensor, "num_kv_heads", architecture.num_kv_heads)
+    if not architecture.num_experts:
+        _check_divides("tensor", tensor, "ffn_size", architecture.ffn_size)
     _check_divides(
         "pipeline x virtual_pipeline",
         parallel.pipeline * parallel.virtual_pipeline,
@@ -257,14 +243,17 @@ def check_parallel(architecture: Architecture, parallel: ParallelConfig, world_s
 
 
 def _check_experts(architecture: Architecture, parallel: ParallelConfig, ranks: int) -> None:
+    split = parallel.expert_tensor
     if architecture.num_experts == 0:
-        if parallel.expert > 1:
-            raise ValueError(
-                f"expert={parallel.expert}, but the model has no experts; set expert = 1"
-            )
+        for name, size in (("expert", parallel.expert), ("expert_tensor", split)):
+            if size > 1:
+                raise ValueError(f"{name}={size}, but the model has no experts; set {name} = 1")
         return
     _check_divides("expert", parallel.expert, "num_experts", architecture.num_experts)
-    _check_divides("expert", parallel.expert, "tensor x context x data", ranks)
+    _check_divides("expert_tensor", split, "expert_ffn_size", architecture.expert_ffn_size)
+    _check_divides(
+        "expert x expert_tensor", parallel.expert * split, "tensor x context x data", ranks
+    )
     if parallel.tensor > 1 and not parallel.sequence_parallel:
         raise ValueError(
             f"tensor={parallel.tensor} with experts needs sequence_parallel = true, got false"

@@ -75,7 +75,19 @@ def load(directory: Path, state: TrainingState, identity: Mapping[str, str]) -> 
     answer = broadcast_payload(_examine(directory, identity) if dist.get_rank() == 0 else None)[0]
     if "problem" in answer:
         raise ValueError(answer["problem"])
-    files = answer["manifest"]["files"]
+    check_files(directory, answer["manifest"]["files"])
+    loaded = dist_checkpointing.load(
+        state.sharded(loading=True),
+        str(directory),
+        strict=StrictHandling.RAISE_ALL,
+    )
+    state.restore(loaded, answer["manifest"]["num_steps"])
+    dist.barrier()
+
+
+def check_files(directory: Path, files: Mapping[str, str]) -> None:
+    """ValueError for a file that is not what the manifest says, or a pickle that holds more than
+    data. Collective over the world."""
     found = _digests(directory, list(files))
     altered = [name for name in files if found[name] != files[name]]
     if altered:
@@ -84,13 +96,6 @@ def load(directory: Path, state: TrainingState, identity: Mapping[str, str]) -> 
             "use another checkpoint"
         )
     check_pickles(directory)
-    loaded = dist_checkpointing.load(
-        state.sharded(loading=True),
-        str(directory),
-        strict=StrictHandling.RAISE_ALL,
-    )
-    state.restore(loaded, answer["manifest"]["num_steps"])
-    dist.barrier()
 
 
 class InProcessSave(TorchDistSaveShardedStrategy):

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from megatron_credit.settings import Settings
 
+ConverterKind = Literal["builtin", "bridge"]
+
 
 class ParallelConfig(Settings):
     """Sizes of the parallel axes; what remains of the world is data parallel."""
@@ -22,7 +24,10 @@ class ParallelConfig(Settings):
     """Ranks that share each sequence."""
     expert: int = Field(1, ge=1)
     """Ranks that share the experts of a mixture-of-experts layer. They are taken from the tensor,
-    context and data ranks; an expert's own matrices are never split."""
+    context and data ranks."""
+    expert_tensor: int = Field(1, ge=1)
+    """Ranks that share each matrix of an expert, whatever `tensor` is. They are taken from the same
+    ranks as those of `expert`."""
     sequence_parallel: bool = False
     """Split activations between tensor regions over the tensor ranks; needs tensor > 1."""
     distributed_optimizer: bool = True
@@ -98,3 +103,18 @@ class PolicyConfig(Settings):
     """full: keep only each layer's input and compute the layer again in the backward pass."""
     random_weights: bool = False
     """Read config.json only and start from seeded random weights."""
+    converter: ConverterKind = "builtin"
+    """Who builds the model and converts its weights. bridge: NVIDIA's megatron-bridge, for families
+    that are not built in; a separate installation, see docs/models.md."""
+    router_replay: bool = False
+    """Compute each token with the experts that it went to in the engine, so that the two never
+    differ by which experts computed; for models with experts."""
+
+    @model_validator(mode="after")
+    def _bridge_reads_weights(self) -> Self:
+        if self.converter == "bridge" and self.random_weights:
+            raise ValueError(
+                'converter = "bridge" cannot draw weights that are the same under every layout; '
+                "set random_weights = false"
+            )
+        return self

@@ -32,25 +32,20 @@ class _Entry:
     """Global name."""
     stage: int
     """Pipeline rank that holds it."""
-    layer: int | None
     rule: Rule
+    layer: int | None = None
+    expert: int | None = None
 
 
 class Converter:
     """Loads and exports the weights of one model under one layout.
 
-    Order and names of the exported tensors depend on the architecture only. Dense models:
-    ValueError for one with experts.
+    Order and names of the exported tensors depend on the architecture only.
     """
 
     def __init__(
         self, architecture: Architecture, chunks: Sequence[GPTModel], ranks: Ranks
     ) -> None:
-        if architecture.num_experts:
-            raise ValueError(
-                f"the model has num_experts={architecture.num_experts}; only dense models can be "
-                "converted from and to Hugging Face checkpoints"
-            )
         self.architecture = architecture
         self.ranks = ranks
         self._sizes = names.axis_sizes(architecture)
@@ -84,17 +79,16 @@ class Converter:
         for entry in self._entries:
             if entry.name in self._parameters:
                 full = self._combine(entry, self._read_parts(entry, read))
-                shard = sharding.take_shard(
-                    full, entry.name, self.ranks.tp_rank, self.ranks.tp_size
-                )
+                rank, size, _ = self.ranks.splitting(entry.name)
+                shard = sharding.take_shard(full, entry.name, rank, size)
                 self._parameters[entry.name].copy_(shard)
 
     @torch.no_grad()
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Every (Hugging Face name, full tensor), the same on every rank, one parameter in flight.
 
-        Collective over the tensor and pipeline ranks: all of them must run it to the end. Tensors
-        may be views of the live parameters; copy what must outlive the next optimizer step.
+        Collective over the tensor, pipeline and expert ranks: all of them must run it to the end.
+        Tensors may be views of the live parameters; copy what must outlive the next optimizer step.
         """
         for entry in self._entries:
             full = sharding.join_shards(self._gather(entry), entry.name)
@@ -105,7 +99,10 @@ class Converter:
     def _hugging_face(self, entry: _Entry) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of the tensors that make up a parameter."""
         return [
-            (name.format(entry.layer), tuple(self._sizes[axis] for axis in axes))
+            (
+                name.format(layer=entry.layer, expert=entry.expert),
+                tuple(self._sizes[axis] for axis in axes),
+            )
             for name, axes in entry.rule.hugging_face
         ]
 
@@ -149,21 +146,34 @@ class Converter:
                 return [part.flatten(0, 1) for part in parts]
 
     def _gather(self, entry: _Entry) -> list[Tensor]:
-        """All tensor ranks' parts of a parameter, from the stage that holds it."""
-        ranks = self.ranks
+        """All parts of a parameter, in rank order, from the stage and the expert rank that hold it.
+
+        A pipeline group's ranks have the same place on every other axis, also on the expert ones.
+        """
+        ranks, owner = self.ranks, self._expert_rank(entry)
         shard = self._own_shard(entry)
-        if ranks.pp_size > 1:
+        if ranks.pp_size > 1 and owner in (None, ranks.ep_rank):
             dist.broadcast(shard, group=ranks.pp_group, group_src=entry.stage)
-        if ranks.tp_size == 1 or sharding.split_dimension(entry.name) is None:
+        if ranks.ep_size > 1 and owner is not None:
+            dist.broadcast(shard, group=ranks.ep_group, group_src=owner)
+        _, size, group = ranks.splitting(entry.name)
+        if size == 1 or sharding.split_dimension(entry.name) is None:
             return [shard]
-        shards = [torch.empty_like(shard) for _ in range(ranks.tp_size)]
-        dist.all_gather(shards, shard, group=ranks.tp_group)
+        shards = [torch.empty_like(shard) for _ in range(size)]
+        dist.all_gather(shards, shard, group=group)
         return shards
 
+    def _expert_rank(self, entry: _Entry) -> int | None:
+        """The expert rank that holds the parameter; None: it is none of an expert, all do."""
+        if entry.expert is None:
+            return None
+        return entry.expert // (self.architecture.num_experts // self.ranks.ep_size)
+
     def _own_shard(self, entry: _Entry) -> Tensor:
-        if entry.stage == self.ranks.pp_rank:
+        if entry.name in self._parameters and entry.stage == self.ranks.pp_rank:
             return self._parameters[entry.name].detach()
-        shape = sharding.local_shape(self._full_shape(entry), entry.name, self.ranks.tp_size)
+        size = self.ranks.splitting(entry.name).size
+        shape = sharding.local_shape(self._full_shape(entry), entry.name, size)
         device = next(iter(self._parameters.values())).device
         return torch.empty(shape, dtype=self._dtype, device=device)
 
@@ -176,7 +186,7 @@ class Converter:
     def _check_own_parameters(self) -> None:
         expected = {e.name: self._full_shape(e) for e in self._entries if self._holds(e)}
         actual = {
-            name: sharding.full_shape(parameter.shape, name, self.ranks.tp_size)
+            name: sharding.full_shape(parameter.shape, name, self.ranks.splitting(name).size)
             for name, parameter in self._parameters.items()
         }
         if expected != actual:
@@ -188,19 +198,24 @@ class Converter:
     def _holds(self, entry: _Entry) -> bool:
         copies_embedding = self.architecture.tied_embeddings and self.ranks.is_last_stage
         is_copy = copies_embedding and entry.rule is names.EMBEDDING
-        return entry.stage == self.ranks.pp_rank or is_copy
+        has_stage = entry.stage == self.ranks.pp_rank
+        return is_copy or (has_stage and self._expert_rank(entry) in (None, self.ranks.ep_rank))
 
 
 def _entries(architecture: Architecture, num_stages: int, num_chunks: int) -> Iterator[_Entry]:
     """Every parameter of the model once, in the order of the forward pass."""
     per_chunk = architecture.num_layers // (num_stages * num_chunks)
     spelling = -1 if uses_transformer_engine() else 0
-    yield _Entry(names.EMBEDDING.megatron[0], 0, None, names.EMBEDDING)
+    yield _Entry(names.EMBEDDING.megatron[0], 0, names.EMBEDDING)
     for layer in range(architecture.num_layers):
         # Chunk number c of the whole model is chunk c // stages of stage c % stages.
         stage = layer // per_chunk % num_stages
         for rule in names.layer_rules(architecture):
-            yield _Entry(rule.megatron[spelling].format(layer), stage, layer, rule)
-    yield _Entry(names.FINAL_NORM.megatron[0], num_stages - 1, None, names.FINAL_NORM)
+            yield _Entry(rule.megatron[spelling].format(layer=layer), stage, rule, layer)
+        for expert in range(architecture.num_experts):
+            for rule in names.EXPERT_RULES:
+                name = rule.megatron[spelling].format(layer=layer, expert=expert)
+                yield _Entry(name, stage, rule, layer, expert)
+    yield _Entry(names.FINAL_NORM.megatron[0], num_stages - 1, names.FINAL_NORM)
     if not architecture.tied_embeddings:
-        yield _Entry(names.OUTPUT.megatron[0], num_stages - 1, None, names.OUTPUT)
+        yield _Entry(names.OUTPUT.megatron[0], num_stages - 1, names.OUTPUT)

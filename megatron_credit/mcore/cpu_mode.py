@@ -10,6 +10,8 @@ are, and only in this process. Sites refer to megatron-core 0.19.2.
 - random state, streams, events, synchronisation (tensor_parallel.random, gradient buffers, experts'
   token dispatcher)
 - split sizes of `all_to_all_single` given as CPU tensors (token dispatcher): Gloo wants integers
+- `all_gather` of parts of different sizes (token dispatcher under expert tensor parallelism), which
+  Gloo refuses
 """
 
 import contextlib
@@ -58,6 +60,7 @@ def enable() -> bool:
     _answer_for_random_state()
     _answer_for_streams()
     _accept_split_tensors()
+    _accept_uneven_parts()
     _state["enabled"] = True
     return True
 
@@ -197,3 +200,24 @@ def _accept_split_tensors() -> None:
         return all_to_all_single(output, input, *splits, *args, **options)
 
     dist.all_to_all_single = with_integer_splits
+
+
+def _accept_uneven_parts() -> None:
+    all_gather = dist.all_gather
+
+    @functools.wraps(all_gather)
+    def of_any_sizes(
+        parts: list[torch.Tensor],
+        own: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        if async_op or len({part.shape for part in parts}) == 1:
+            return all_gather(parts, own, group=group, async_op=async_op)
+        parts[dist.get_rank(group)].copy_(own)
+        for rank, part in enumerate(parts):
+            if part.numel():
+                dist.broadcast(part, group=group, group_src=rank)
+        return None
+
+    dist.all_gather = of_any_sizes

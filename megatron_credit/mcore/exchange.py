@@ -13,6 +13,7 @@ from megatron_credit.batch.sequence import TrainSequence, all_or_none
 
 _RESPONSE_FIELDS = ("mask_T", "rollout_logprob_T", "advantage_T")
 _OPTIONAL_FIELDS = ("old_logprob_T", "reference_logprob_T")
+_EXPERTS = "routed_experts_LDK"
 
 
 def broadcast_payload(
@@ -55,7 +56,7 @@ def collective_device() -> torch.device:
 def encode_sequences(sequences: Sequence[TrainSequence]) -> dict[str, Tensor]:
     """The sequences as a few flat tensors; inverse of `decode_sequences`.
 
-    ValueError where only some sequences have old or reference log-probs.
+    ValueError where only some sequences have old or reference log-probs or routed experts.
     """
     payload = {
         "num_tokens": torch.tensor([len(s.token_ids_L) for s in sequences], dtype=torch.int64),
@@ -63,7 +64,7 @@ def encode_sequences(sequences: Sequence[TrainSequence]) -> dict[str, Tensor]:
     }
     if sequences:
         payload["token_ids_L"] = torch.cat([s.token_ids_L for s in sequences])
-    for name in _RESPONSE_FIELDS + _OPTIONAL_FIELDS:
+    for name in (*_RESPONSE_FIELDS, *_OPTIONAL_FIELDS, _EXPERTS):
         values = [vars(s)[name] for s in sequences]
         if all_or_none(values, name):
             payload[name] = torch.cat(values)
@@ -83,9 +84,10 @@ def decode_sequences(payload: Mapping[str, Tensor]) -> list[TrainSequence]:
     }
     for name in _RESPONSE_FIELDS:
         columns[name] = payload[name].split(num_response)
-    for name in _OPTIONAL_FIELDS:
+    parts = dict.fromkeys(_OPTIONAL_FIELDS, num_response) | {_EXPERTS: num_tokens}
+    for name, sizes in parts.items():
         given = name in payload
-        columns[name] = payload[name].split(num_response) if given else [None] * len(num_tokens)
+        columns[name] = payload[name].split(sizes) if given else [None] * len(num_tokens)
     return [
         TrainSequence(**dict(zip(columns, row, strict=True)))
         for row in zip(*columns.values(), strict=True)

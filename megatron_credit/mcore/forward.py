@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from credit_kernels import VocabShard, linear_logprob
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
@@ -24,9 +23,12 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 
 from megatron_credit.batch.packing import PackedBatch
+from megatron_credit.mcore.routing import RoutedPack
 
-LossFunction = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, Any]]
-"""(micro-batch, logprob_R, entropy_R) -> (loss to differentiate, what to keep)."""
+Head = Callable[..., tuple[Tensor, ...]]
+"""megatron's `output_processor`: hidden states of a micro-batch -> what is found of its rows."""
+LossFunction = Callable[..., tuple[Tensor, Any]]
+"""(micro-batch, *what the head found) -> (loss to differentiate, what to keep)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,36 +54,54 @@ class OutputHead:
 
         Only rows with a target go through the head: prompts and padding cost nothing there.
         """
-        row_R = context.row_R
+        hidden_RH = self.rows(self.gathered(hidden_states), context.row_R)
+        return self.scores(hidden_RH, output_weight_of(output_layer, output_weight), context)
+
+    def gathered(self, hidden_states: Tensor) -> Tensor:
+        """[P, H]: the hidden states of this context rank, from all its tensor ranks."""
         if self.sequence_parallel:
-            hidden_PH = gather_from_sequence_parallel_region(hidden_states, group=self.tp_group)
-            hidden_RH = hidden_PH[row_R, 0]
-        else:
-            # Chosen first: the region's backward all-reduces only these rows.
-            hidden_RH = copy_to_tensor_model_parallel_region(
-                hidden_states[row_R, 0], group=self.tp_group
-            )
-        weight_VH = output_layer.weight if output_weight is None else output_weight
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, group=self.tp_group)
+        return hidden_states[:, 0]
+
+    def rows(self, hidden_PH: Tensor, row_R: Tensor) -> Tensor:
+        """[R, H]: chosen ones of them, whose gradient is summed over the tensor ranks."""
+        hidden_RH = hidden_PH[row_R]
+        if self.sequence_parallel:
+            # Gathering them sees to it.
+            return hidden_RH
+        # Chosen first: the region's backward all-reduces only these rows.
+        return copy_to_tensor_model_parallel_region(hidden_RH, group=self.tp_group)
+
+    def scores(
+        self, hidden_RH: Tensor, weight_VH: Tensor, batch: PackedBatch
+    ) -> tuple[Tensor, Tensor]:
+        """(logprob_R, entropy_R) of the rows of `batch`."""
         logprob_R, entropy_R = linear_logprob(
             hidden_RH,
             weight_VH,
-            context.target_P[row_R],
+            batch.target_P[batch.row_R],
             temperature=self.temperature,
-            shard=self._shard(len(weight_VH)),
+            shard=self.shard(len(weight_VH)),
             return_entropy=True,
         )
         return logprob_R, entropy_R
 
-    def _shard(self, num_rows: int) -> VocabShard:
+    def shard(self, num_rows: int) -> VocabShard:
+        """The columns of a weight with this many rows on this rank."""
         size, rank = self.tp_group.size(), self.tp_group.rank()
         group = self.tp_group if size > 1 else None
         return VocabShard(rank * num_rows, (rank + 1) * num_rows, self.vocab_size, group)
 
 
+def output_weight_of(layer: ColumnParallelLinear, tied_VH: Tensor | None) -> Tensor:
+    """[V, H]: the layer's own weight, or the one that megatron hands over in its place."""
+    return layer.weight if tied_VH is None else tied_VH
+
+
 def run_schedule(
     chunks: Sequence[torch.nn.Module],
     batches: Sequence[PackedBatch],
-    head: OutputHead,
+    head: Head,
     loss: LossFunction,
     *,
     forward_only: bool,
@@ -105,7 +125,7 @@ def run_schedule(
         )
         return output, lambda outputs: keep(batch, outputs)
 
-    def keep(batch: PackedBatch, outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Any]:
+    def keep(batch: PackedBatch, outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Any]:
         total, kept = loss(batch, *outputs)
         # The token count is what megatron would divide by; ours was divided by already.
         return total, torch.zeros((), dtype=torch.int, device=total.device), kept
@@ -122,12 +142,13 @@ def run_schedule(
     )
 
 
-def packed_parameters(batch: PackedBatch) -> PackedSeqParams:
+def packed_parameters(batch: PackedBatch) -> RoutedPack:
     """Megatron's description of where the sequences of a micro-batch lie."""
-    return PackedSeqParams(
+    return RoutedPack(
         qkv_format="thd",
         cu_seqlens_q=batch.boundaries_B1,
         cu_seqlens_kv=batch.boundaries_B1,
         max_seqlen_q=batch.max_length,
         max_seqlen_kv=batch.max_length,
+        routed_experts_PDK=batch.routed_experts_PDK,
     )

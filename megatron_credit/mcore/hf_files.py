@@ -1,8 +1,9 @@
 """Hugging Face model directories: safetensors in and out."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _CONFIG = "config.json"
+_EMBEDDING = "model.embed_tokens.weight"
+_OUTPUT = "lm_head.weight"
 # What else a model directory may hold that goes with the weights.
 _COMPANIONS = (
     "generation_config.json",
@@ -27,6 +30,10 @@ _COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
+# transformers 5 keeps the experts of a layer in two tensors, [E, gate and up, H] and [E, H, down],
+# and writes them so when asked not to restore the published format.
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_FUSED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 _DTYPE_NAMES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -37,19 +44,29 @@ _DTYPE_NAMES = {
 def open_checkpoint(model_dir: Path) -> Callable[[str], Tensor]:
     """A function from a tensor's name to the full tensor, on the CPU, in its stored dtype.
 
-    Reads one tensor at a time, from one safetensors file or from those of an index. ValueError:
-    the directory has neither, or (when called) the checkpoint has no tensor of that name.
+    Reads one tensor at a time, from one safetensors file or from those of an index. An expert's
+    tensor is also found where all experts of its layer are one. ValueError: the directory has no
+    such file, or (when called) the checkpoint has no tensor of that name.
     """
     file_of = _locate_tensors(model_dir)
     handles: dict[str, Any] = {}
 
-    def read(name: str) -> Tensor:
-        if name not in file_of:
-            raise ValueError(f"the checkpoint {model_dir} has no tensor {name}")
+    def handle(name: str) -> Any:
         path = model_dir / file_of[name]
         if path.name not in handles:
             handles[path.name] = safe_open(path, framework="pt")
-        return handles[path.name].get_tensor(name)
+        return handles[path.name]
+
+    def read(name: str) -> Tensor:
+        if name in file_of:
+            return handle(name).get_tensor(name)
+        match = _EXPERT.fullmatch(name)
+        if match is not None:
+            _, number, part = match.groups()
+            fused = _fused_name(match)
+            if fused in file_of:
+                return _expert_part(handle(fused).get_slice(fused)[int(number)], part)
+        raise ValueError(f"the checkpoint {model_dir} has no tensor {name}")
 
     return read
 
@@ -57,6 +74,29 @@ def open_checkpoint(model_dir: Path) -> Callable[[str], Tensor]:
 def tensor_names(model_dir: Path) -> list[str]:
     """Names of all tensors of the checkpoint, sorted. ValueError as in `open_checkpoint`."""
     return sorted(_locate_tensors(model_dir))
+
+
+def refuse_unread(model_dir: Path, read: Collection[str]) -> None:
+    """ValueError where the checkpoint has tensors besides those that were `read`: the model is then
+    another one than its config.json says, with biases for example.
+
+    Copies of rotary frequencies do no harm, nor does an output weight that equals the embedding.
+    """
+    matches = (_EXPERT.fullmatch(name) for name in read)
+    fused = {_fused_name(match) for match in matches if match is not None}
+    unread = set(tensor_names(model_dir)) - set(read) - fused
+    unread = {name for name in unread if not name.endswith(".rotary_emb.inv_freq")}
+    if _OUTPUT in unread and _EMBEDDING in read:
+        tensor = open_checkpoint(model_dir)
+        if torch.equal(tensor(_OUTPUT), tensor(_EMBEDDING)):
+            unread.remove(_OUTPUT)
+    if unread:
+        names = sorted(unread)
+        raise ValueError(
+            f"the checkpoint {model_dir} has {len(names)} tensors that the model of its "
+            f"config.json has no place for: {', '.join(names[:5])}; correct config.json, or delete "
+            "them if they do not belong to the model"
+        )
 
 
 def write_checkpoint(
@@ -85,6 +125,20 @@ def write_checkpoint(
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, unfinished / name)
     unfinished.rename(directory)
+
+
+def _fused_name(match: re.Match[str]) -> str:
+    """Name of the tensor that holds the matched part of every expert of the layer."""
+    experts, _, part = match.groups()
+    return f"{experts}.{_FUSED[part]}"
+
+
+def _expert_part(fused: Tensor, part: str) -> Tensor:
+    """The gate, up or down matrix of an expert from the tensor that holds it."""
+    if part == "down":
+        return fused
+    gate, up = fused.chunk(2)
+    return gate if part == "gate" else up
 
 
 def _locate_tensors(model_dir: Path) -> dict[str, str]:

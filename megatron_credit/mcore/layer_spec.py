@@ -10,6 +10,7 @@ from megatron.core.transformer.attention import CoreAttentionBuilder
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 
 from megatron_credit.mcore.layers import RMSNorm, RotaryAttention
 
@@ -22,9 +23,10 @@ def uses_transformer_engine() -> bool:
 
 
 def block_spec(
-    config: TransformerConfig, *, rope_theta: float, vp_stage: int | None
+    config: TransformerConfig, *, frequency_F: Tensor, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
-    """The layers of this rank's chunk `vp_stage` (None: plain pipeline).
+    """The layers of this rank's chunk `vp_stage` (None: plain pipeline), whose rotary embedding
+    turns by `frequency_F` radians a token, [half a head].
 
     The Transformer Engine path needs a GPU; it has not been run where this was written.
     """
@@ -38,7 +40,7 @@ def block_spec(
     )
     if transformer_engine:
         return block
-    attention = functools.partial(RotaryAttention, rope_theta=rope_theta)
+    attention = functools.partial(RotaryAttention, frequency_F=frequency_F)
     layers = [_own_layer(layer, config, attention) for layer in block.layer_specs]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
 

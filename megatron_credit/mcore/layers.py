@@ -60,14 +60,15 @@ class RotaryAttention(torch.nn.Module):
         softmax_scale: float | None,
         pg_collection: ProcessGroupCollection,
         *,
-        rope_theta: float,
+        frequency_F: Tensor,
     ) -> None:
         super().__init__()
         if attn_mask_type != AttnMaskType.causal or attention_type != "self":
             raise ValueError(f"only causal self-attention, got {attn_mask_type} {attention_type}")
         self.cp_group = pg_collection.cp
         self.scale = softmax_scale
-        self.rope_theta = rope_theta
+        # No buffer: a model that turns to bfloat16 would round it.
+        self.frequency_F = frequency_F
 
     def forward(
         self,
@@ -106,7 +107,7 @@ class RotaryAttention(torch.nn.Module):
                 f"cu_seqlens end at {sum(lengths)} tokens over {cp_size} context ranks, but this "
                 f"rank's pack has {query_TND.shape[0]}"
             )
-        cos_TD, sin_TD = _rotary(pack.position_T, query_TND.shape[-1], self.rope_theta)
+        cos_TD, sin_TD = _rotary(pack.position_T, self.frequency_F)
         query_TND = _rotate(query_TND, cos_TD, sin_TD)
         key_TGD = _rotate(key_TGD, cos_TD, sin_TD)
         both_TCGE = _keys_and_values(key_TGD, value_TGD, self.cp_group)
@@ -166,11 +167,9 @@ def _lengths(packed: PackedSeqParams) -> tuple[int, ...]:
     return tuple((ends[1:] - ends[:-1]).tolist())
 
 
-def _rotary(position_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_T.device)
-    frequency = 1.0 / theta ** (exponent / head_dim)
-    angle = torch.outer(position_T.float(), frequency).repeat(1, 2)
-    return angle.cos(), angle.sin()
+def _rotary(position_T: Tensor, frequency_F: Tensor) -> tuple[Tensor, Tensor]:
+    angle_TD = torch.outer(position_T.float(), frequency_F.to(position_T.device)).repeat(1, 2)
+    return angle_TD.cos(), angle_TD.sin()
 
 
 def _rotate(heads_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

@@ -14,7 +14,11 @@ from megatron_credit.mcore.config import ParallelConfig
 from megatron_credit.mcore.layer_spec import block_spec, uses_transformer_engine
 from megatron_credit.mcore.names import global_name, is_vocabulary
 from megatron_credit.mcore.parallel import virtual_stages
-from megatron_credit.mcore.sharding import full_shape, pad_rows, take_shard
+from megatron_credit.mcore.rotary import frequencies, score_scale
+from megatron_credit.mcore.routing import take_over_routing
+from megatron_credit.mcore.sharding import full_shape, is_experts, pad_rows, take_shard
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 _INITIAL_STD = 0.02
 
@@ -49,34 +53,47 @@ def build_model(
 def transformer_config(
     architecture: Architecture, parallel: ParallelConfig, *, dtype: torch.dtype, recompute: str
 ) -> TransformerConfig:
-    """Megatron's configuration of this model under this layout.
+    """Megatron's configuration of this model under this layout."""
+    return TransformerConfig(
+        **_architecture_options(architecture),
+        **layout_options(parallel, dtype=dtype, recompute=recompute),
+    )
+
+
+def layout_options(
+    parallel: ParallelConfig, *, dtype: torch.dtype, recompute: str
+) -> dict[str, object]:
+    """The fields of megatron's configuration that do not depend on the model.
 
     Losses are sums, and the caller divides by its own count (`calculate_per_token_loss`).
     """
     interleaved = parallel.virtual_pipeline > 1
-    return TransformerConfig(
-        **_architecture_options(architecture),
+    return {
         **_unfused(),
         **(_FULL_RECOMPUTE if recompute == "full" else {}),
-        tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
-        virtual_pipeline_model_parallel_size=virtual_stages(parallel),
-        context_parallel_size=parallel.context,
-        expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=1,
-        sequence_parallel=parallel.sequence_parallel,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        use_cpu_initialization=not torch.cuda.is_available(),
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        # variable_seq_lengths refuses the other dispatcher even for dense models.
+        "moe_token_dispatcher_type": "alltoall",
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": virtual_stages(parallel),
+        "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": parallel.expert_tensor,
+        "sequence_parallel": parallel.sequence_parallel,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu_initialization": not torch.cuda.is_available(),
         # Packs of micro-batches differ in length.
-        variable_seq_lengths=parallel.pipeline > 1,
+        "variable_seq_lengths": parallel.pipeline > 1,
         # Interleaved stages must overlap: with two stages the batched form is ambiguous (previous
         # and next rank are one) and was seen to give wrong results on Gloo.
-        overlap_p2p_comm=interleaved,
-        batch_p2p_comm=not interleaved,
-        calculate_per_token_loss=True,
-    )
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        "calculate_per_token_loss": True,
+    }
 
 
 _FULL_RECOMPUTE = {
@@ -101,10 +118,7 @@ def _architecture_options(architecture: Architecture) -> dict[str, object]:
         "add_bias_linear": False,
         "add_qkv_bias": architecture.qkv_bias,
         "qk_layernorm": architecture.qk_norm,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        # variable_seq_lengths refuses the other dispatcher even for dense models.
-        "moe_token_dispatcher_type": "alltoall",
+        "softmax_scale": score_scale(architecture),
     }
     if architecture.num_experts:
         options |= {
@@ -113,6 +127,10 @@ def _architecture_options(architecture: Architecture) -> dict[str, object]:
             "moe_ffn_hidden_size": architecture.expert_ffn_size,
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
+            # bf16 logits would tie experts that differ.
+            "moe_router_dtype": "fp32",
+            # A softmax over the chosen ones alone is the softmax over all, scaled to add up to 1.
+            "moe_router_pre_softmax": not architecture.weights_sum_to_one,
         }
     return options
 
@@ -137,9 +155,10 @@ def _build_chunk(
     config: TransformerConfig,
     stage: int | None,
 ) -> GPTModel:
-    return GPTModel(
+    frequency_F = frequencies(architecture)
+    chunk = GPTModel(
         config,
-        block_spec(config, rope_theta=architecture.rope_theta, vp_stage=stage),
+        block_spec(config, frequency_F=frequency_F, vp_stage=stage),
         vocab_size=padded_vocab_size(architecture, parallel.tensor),
         max_sequence_length=architecture.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -148,17 +167,21 @@ def _build_chunk(
         share_embeddings_and_output_weights=architecture.tied_embeddings,
         # Our own attention applies the rotary embedding itself.
         position_embedding_type="rope" if uses_transformer_engine() else "none",
-        rotary_base=architecture.rope_theta,
         vp_stage=stage,
     )
+    if uses_transformer_engine():
+        # megatron itself knows one of the ways to stretch positions, with fixed constants.
+        chunk.rotary_pos_emb.inv_freq.copy_(frequency_F)
+    if architecture.num_experts:
+        take_over_routing(chunk)
+    return chunk
 
 
 @torch.no_grad()
 def _draw_weights(architecture: Architecture, chunk: GPTModel, seed: int) -> None:
-    size = chunk.config.tensor_model_parallel_size
-    rank = parallel_state.get_tensor_model_parallel_rank()
     for local_name, parameter in chunk.named_parameters():
         name = global_name(architecture, chunk, local_name)
+        rank, size = _place(name)
         shape = full_shape(parameter.shape, local_name, size)
         if is_vocabulary(name):
             # The padding depends on the layout, the drawn numbers must not.
@@ -167,6 +190,19 @@ def _draw_weights(architecture: Architecture, chunk: GPTModel, seed: int) -> Non
         else:
             full = _draw(name, shape, seed)
         parameter.copy_(take_shard(full, local_name, rank, size))
+
+
+def _place(name: str) -> tuple[int, int]:
+    """This process's rank among those that split parameter `name`, and their number."""
+    if is_experts(name):
+        return (
+            parallel_state.get_expert_tensor_parallel_rank(),
+            parallel_state.get_expert_tensor_parallel_world_size(),
+        )
+    return (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
 
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What each parameter is called: locally in a megatron chunk, globally, and at Hugging Face.
 
 Axes of a shape, one letter each: V vocabulary, H hidden, Q all query heads (heads x head size),
-K all key-value heads, D head size, F feed-forward.
+K all key-value heads, D head size, F feed-forward, E experts, I an expert's feed-forward.
 """
 
 import re
@@ -17,8 +17,8 @@ Layout = Literal["same", "vocab", "qkv", "gate_up"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One megatron parameter and the Hugging Face tensors it is made of. `{}` is the number of the
-    layer."""
+    """One megatron parameter and the Hugging Face tensors it is made of. `{layer}` and `{expert}`
+    stand for their numbers."""
 
     megatron: tuple[str, ...]
     """Global names: in our blocks first, then in Transformer Engine's where that one differs."""
@@ -29,13 +29,13 @@ class Rule:
     key-value head. gate_up: two, one after the other."""
 
 
-_LAYER = "decoder.layers.{}."
-_HF_LAYER = "model.layers.{}."
+_LAYER = "decoder.layers.{layer}."
+_HF_LAYER = "model.layers.{layer}."
 
 EMBEDDING = Rule(
     ("embedding.word_embeddings.weight",), (("model.embed_tokens.weight", "VH"),), "vocab"
 )
-LAYER_RULES = (
+ATTENTION_RULES = (
     Rule(
         (
             _LAYER + "input_layernorm.weight",
@@ -73,6 +73,8 @@ LAYER_RULES = (
         (_LAYER + "self_attention.linear_proj.weight",),
         ((_HF_LAYER + "self_attn.o_proj.weight", "HQ"),),
     ),
+)
+DENSE_RULES = (
     Rule(
         (_LAYER + "pre_mlp_layernorm.weight", _LAYER + "mlp.linear_fc1.layer_norm_weight"),
         ((_HF_LAYER + "post_attention_layernorm.weight", "H"),),
@@ -90,18 +92,41 @@ LAYER_RULES = (
         ((_HF_LAYER + "mlp.down_proj.weight", "HF"),),
     ),
 )
+ROUTER_RULES = (
+    Rule(
+        (_LAYER + "pre_mlp_layernorm.weight",),
+        ((_HF_LAYER + "post_attention_layernorm.weight", "H"),),
+    ),
+    Rule((_LAYER + "mlp.router.weight",), ((_HF_LAYER + "mlp.gate.weight", "EH"),)),
+)
+EXPERT_RULES = (
+    Rule(
+        (_LAYER + "mlp.experts.local_experts.{expert}.linear_fc1.weight",),
+        (
+            (_HF_LAYER + "mlp.experts.{expert}.gate_proj.weight", "IH"),
+            (_HF_LAYER + "mlp.experts.{expert}.up_proj.weight", "IH"),
+        ),
+        "gate_up",
+    ),
+    Rule(
+        (_LAYER + "mlp.experts.local_experts.{expert}.linear_fc2.weight",),
+        ((_HF_LAYER + "mlp.experts.{expert}.down_proj.weight", "HI"),),
+    ),
+)
 FINAL_NORM = Rule(("decoder.final_layernorm.weight",), (("model.norm.weight", "H"),))
 OUTPUT = Rule(("output_layer.weight",), (("lm_head.weight", "VH"),), "vocab")
 
 
 def layer_rules(architecture: Architecture) -> list[Rule]:
-    """The rules of the parameters that a layer of this architecture has."""
+    """The rules of the parameters that a layer of this architecture has, those of its experts
+    apart."""
     absent = set()
     if not architecture.qkv_bias:
         absent |= {_LAYER + "self_attention.linear_qkv.bias"}
     if not architecture.qk_norm:
         absent |= {_LAYER + f"self_attention.{side}_layernorm.weight" for side in "qk"}
-    return [rule for rule in LAYER_RULES if rule.megatron[0] not in absent]
+    rules = ATTENTION_RULES + (ROUTER_RULES if architecture.num_experts else DENSE_RULES)
+    return [rule for rule in rules if rule.megatron[0] not in absent]
 
 
 def axis_sizes(architecture: Architecture) -> dict[str, int]:
@@ -113,6 +138,8 @@ def axis_sizes(architecture: Architecture) -> dict[str, int]:
         "K": architecture.num_kv_heads * architecture.head_dim,
         "D": architecture.head_dim,
         "F": architecture.ffn_size,
+        "E": architecture.num_experts,
+        "I": architecture.expert_ffn_size,
     }
 
 

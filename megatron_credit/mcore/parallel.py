@@ -4,6 +4,7 @@ import contextlib
 import math
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,12 +13,21 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from megatron_credit.mcore import cpu_mode
 from megatron_credit.mcore.config import ParallelConfig
+from megatron_credit.mcore.sharding import is_experts
+
+
+class Splitting(NamedTuple):
+    """The ranks among which parameters are split, and this one's place."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
     """This process's place on each axis (rank, size, group). tp tensor, pp pipeline, cp context,
-    dp data (without context), dp_cp data and context together, ep expert."""
+    dp data (without context), dp_cp data and context together, ep expert, etp expert tensor."""
 
     rank: int
     world_size: int
@@ -39,6 +49,15 @@ class Ranks:
     ep_rank: int
     ep_size: int
     ep_group: dist.ProcessGroup
+    etp_rank: int
+    etp_size: int
+    etp_group: dist.ProcessGroup
+
+    def splitting(self, name: str) -> "Splitting":
+        """Who splits the megatron parameter `name`."""
+        if is_experts(name):
+            return Splitting(self.etp_rank, self.etp_size, self.etp_group)
+        return Splitting(self.tp_rank, self.tp_size, self.tp_group)
 
     @property
     def is_first_stage(self) -> bool:
@@ -69,7 +88,7 @@ def start_parallel(parallel: ParallelConfig, *, seed: int, timeout_s: float) -> 
         virtual_pipeline_model_parallel_size=virtual_stages(parallel),
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=parallel.expert_tensor,
         distributed_timeout_minutes=math.ceil(timeout_s / 60),
     )
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -121,6 +140,7 @@ def _current_ranks() -> Ranks:
         "dp": parallel_state.get_data_parallel_group(),
         "dp_cp": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "ep": parallel_state.get_expert_model_parallel_group(),
+        "etp": parallel_state.get_expert_tensor_parallel_group(),
     }
     places = {}
     for axis, group in groups.items():

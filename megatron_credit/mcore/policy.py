@@ -1,44 +1,37 @@
 """The policy that is trained: scores sequences, takes optimizer steps, hands out its weights."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from megatron_credit.batch.packing import PackedBatch, Packer, Padding, context_shard
+from megatron_credit.batch.scored import Scored, Update
 from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.mcore import checkpoint
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
+from megatron_credit.mcore.bridge import BridgeConverter, build_with_bridge
 from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
 from megatron_credit.mcore.convert import Converter, TensorMeta
 from megatron_credit.mcore.forward import OutputHead, run_schedule
-from megatron_credit.mcore.hf_files import open_checkpoint
+from megatron_credit.mcore.hf_files import open_checkpoint, refuse_unread
 from megatron_credit.mcore.manifest import identity
-from megatron_credit.mcore.model import build_model
+from megatron_credit.mcore.model import DTYPES, build_model
 from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
 from megatron_credit.mcore.parallel import Ranks
+from megatron_credit.mcore.routing import with_replay, without_replay
+from megatron_credit.mcore.scoring import TokenScores
 from megatron_credit.mcore.totals import LOSS, global_totals
 from megatron_credit.mcore.training_state import TrainingState
 from megatron_credit.objective.config import ObjectiveConfig
 from megatron_credit.objective.loss import LossSums, TokenInputs, policy_loss
 from megatron_credit.objective.normalise import normaliser
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """Of each response token of one sequence, float32 on the CPU: log-prob and entropy in nats."""
-
-    logprob_T: Tensor
-    entropy_T: Tensor
 
 
 class Policy:
@@ -53,13 +46,20 @@ class Policy:
         optimizer: OptimizerConfig,
         ranks: Ranks,
         tokens_per_microbatch: int,
+        router_replay: bool = False,
+        converter: Converter | BridgeConverter | None = None,
     ) -> None:
-        """`chunks` hold their weights already: the optimizer copies them. See `build`."""
+        """`chunks` hold their weights already: the optimizer copies them. See `build`.
+
+        `converter`: between `chunks` and Hugging Face tensors; None: one of ours.
+        """
         self.architecture = architecture
         self.parallel = parallel
         self.ranks = ranks
         self.tokens_per_microbatch = tokens_per_microbatch
+        self.router_replay = router_replay
         self.chunks = list(chunks)
+        self.converter = converter or Converter(architecture, chunks, ranks)
         # Plain SGD has no state to split, and megatron's distributed optimizer refuses it.
         splits_state = parallel.distributed_optimizer and optimizer.kind == "adam"
         self.wrapped = distribute(self.chunks, distributed_optimizer=splits_state)
@@ -80,30 +80,32 @@ class Policy:
 
         ValueError: the directory cannot be read, or its model cannot be laid out so.
         """
-        architecture = read_architecture(policy.model)
+        architecture = read_architecture(policy.model, policy.converter)
         check_parallel(architecture, parallel, ranks.world_size)
-        chunks = build_model(
-            architecture,
-            parallel,
-            dtype=DTYPES[policy.dtype],
-            seed=seed if policy.random_weights else None,
-            recompute=policy.recompute,
-        )
-        if not policy.random_weights:
-            Converter(architecture, chunks, ranks).load(open_checkpoint(policy.model))
+        if policy.converter == "bridge":
+            chunks, converter = build_with_bridge(architecture, policy, parallel)
+        else:
+            chunks = build_model(
+                architecture,
+                parallel,
+                dtype=DTYPES[policy.dtype],
+                seed=seed if policy.random_weights else None,
+                recompute=policy.recompute,
+            )
+            converter = Converter(architecture, chunks, ranks)
+            if not policy.random_weights:
+                converter.load(open_checkpoint(policy.model))
+                refuse_unread(policy.model, [meta.name for meta in converter.metadata()])
         return cls(
             architecture,
             chunks,
+            converter=converter,
             parallel=parallel,
             optimizer=optimizer,
             ranks=ranks,
             tokens_per_microbatch=policy.tokens_per_microbatch,
+            router_replay=policy.router_replay,
         )
-
-    @cached_property
-    def converter(self) -> Converter:
-        """Between our parameters and Hugging Face tensors; ValueError for a model with experts."""
-        return Converter(self.architecture, self.chunks, self.ranks)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every (Hugging Face name, full tensor); see `Converter.export`. Run it to its end."""
@@ -121,12 +123,12 @@ class Policy:
         the same packing, the same forward pass.
         """
         packer = self._packer(sequences, [0.0] * len(sequences))
-        found_2T = torch.zeros(2, packer.slots[-1], device=self.device)
+        scores = TokenScores(packer, self.device)
 
         def collect(
             batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor
         ) -> tuple[Tensor, None]:
-            found_2T[:, batch.slot_P[batch.row_R]] = torch.stack([logprob_R, entropy_R])
+            scores.keep(batch, logprob_R, entropy_R)
             return logprob_R.sum(), None
 
         run_schedule(
@@ -136,22 +138,12 @@ class Policy:
             collect,
             forward_only=True,
         )
-        # Each token was scored on one data and context rank, of the last stage.
-        dist.all_reduce(found_2T, group=self.ranks.dp_cp_group)
-        if self.ranks.pp_size > 1:
-            last = self.ranks.pp_size - 1
-            dist.broadcast(found_2T, group=self.ranks.pp_group, group_src=last)
-        sizes = [sequence.num_response for sequence in sequences]
-        parts = (row_T.split(sizes) for row_T in found_2T.cpu())
-        return [
-            Scored(logprob_T=logprob_T, entropy_T=entropy_T)
-            for logprob_T, entropy_T in zip(*parts, strict=True)
-        ]
+        return scores.gather(sequences, self.ranks)
 
     def update(
         self, sequences: Sequence[TrainSequence], *, objective: ObjectiveConfig, temperature: float
-    ) -> dict[str, float]:
-        """One optimizer step over these sequences; its metrics, the same on every rank.
+    ) -> Update:
+        """One optimizer step over these sequences; what it says is the same on every rank.
 
         The same list must be given on every rank; each data rank takes its share. Without a trained
         token, or where the gradient norm is not finite, nothing changes and `optimizer/skipped`
@@ -159,10 +151,12 @@ class Policy:
         """
         norm = normaliser([sequence.num_trained for sequence in sequences], objective)
         packer = self._packer(sequences, norm.weight_N)
+        scores = TokenScores(packer, self.device)
 
         def loss(
             batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor
         ) -> tuple[Tensor, LossSums]:
+            scores.keep(batch, logprob_R, entropy_R)
             inputs = token_inputs(batch, logprob_R, entropy_R)
             part = policy_loss(inputs, objective)
             # The one division; gradients and losses are plain sums from here on.
@@ -171,23 +165,30 @@ class Policy:
         learning_rate = self.optimizer.learning_rate()
         has_tokens = any(sequence.num_trained for sequence in sequences)
         parts, result = [], StepResult(0.0, applied=False)
+        scored = [Scored.unknown(sequence) for sequence in sequences]
         if has_tokens:
             self.optimizer.zero_grad()
             head, batches = self._head(temperature), self._batches(packer)
             parts = run_schedule(self.wrapped, batches, head, loss, forward_only=False)
             result = self.optimizer.step()
+            scored = scores.gather(sequences, self.ranks)
         sums, maxima = global_totals(parts, objective, self.ranks, self.device)
         metrics = named_metrics(sums, maxima, count=norm.count)
-        return metrics | {
+        metrics |= {
             "grad_norm": result.grad_norm,
             "lr": learning_rate,
             "optimizer/skipped": float(not result.applied),
         }
+        return Update(metrics=metrics, scored=scored)
 
-    def save(self, directory: Path) -> None:
-        """Writes everything that training goes on from; see `checkpoint.save`."""
+    def save(self, directory: Path, *, data: str = "") -> None:
+        """Writes everything that training goes on from; see `checkpoint.save`.
+
+        `data` is the fingerprint of the questions, which a run that goes on must find again.
+        """
         layout = self.parallel.model_dump()
-        checkpoint.save(directory, self._training_state(), self._identity(), layout)
+        owner = self._identity() | {"data": data}
+        checkpoint.save(directory, self._training_state(), owner, layout)
 
     def load(self, directory: Path) -> None:
         """Goes on from what `save` wrote, under this or another layout; see `checkpoint.load`."""
@@ -220,6 +221,10 @@ class Policy:
                     f"sequence {number} has token ids outside of 0 .. "
                     f"{self.architecture.vocab_size - 1}; tokenizer and model do not match"
                 )
+        if self.router_replay:
+            sequences = with_replay(sequences, self.architecture)
+        else:
+            sequences = without_replay(sequences)
         padding = Padding.for_layout(
             tensor=self.parallel.tensor,
             context=self.parallel.context,

@@ -1,6 +1,7 @@
-"""How tensor ranks split a full megatron tensor, by its name. Pure tensor arithmetic.
+"""How ranks split a full megatron tensor, by its name. Pure tensor arithmetic.
 
-An expert's matrices are never split: experts are shared out whole.
+The tensor ranks split all parameters but those of experts, which the expert tensor ranks split:
+see `Ranks.splitting`.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,13 @@ _SPLITS = {
 }
 
 
+def is_experts(name: str) -> bool:
+    """Whether the megatron parameter `name` is one of an expert."""
+    return ".experts." in name
+
+
 def split_dimension(name: str) -> int | None:
-    """The dimension of megatron parameter `name` that tensor ranks split; None: all hold a copy."""
-    if ".experts." in name:
-        return None
+    """The dimension of megatron parameter `name` that is split; None: all ranks hold a copy."""
     for suffix, dimension in _SPLITS.items():
         if name.endswith(suffix):
             return dimension
@@ -31,7 +35,7 @@ def split_dimension(name: str) -> int | None:
 
 
 def local_shape(full: Sequence[int], name: str, size: int) -> tuple[int, ...]:
-    """Shape of one of `size` tensor ranks' parts of a tensor of shape `full`."""
+    """Shape of one of `size` ranks' parts of a tensor of shape `full`."""
     shape = list(full)
     dimension = split_dimension(name)
     if dimension is not None:
@@ -40,7 +44,7 @@ def local_shape(full: Sequence[int], name: str, size: int) -> tuple[int, ...]:
 
 
 def full_shape(local: Sequence[int], name: str, size: int) -> tuple[int, ...]:
-    """Shape of the tensor of which each of `size` tensor ranks holds a part of shape `local`."""
+    """Shape of the tensor of which each of `size` ranks holds a part of shape `local`."""
     shape = list(local)
     dimension = split_dimension(name)
     if dimension is not None:
@@ -49,7 +53,7 @@ def full_shape(local: Sequence[int], name: str, size: int) -> tuple[int, ...]:
 
 
 def take_shard(full: Tensor, name: str, rank: int, size: int) -> Tensor:
-    """Tensor rank `rank`'s part of `full`."""
+    """The part of `full` that rank `rank` of `size` holds."""
     dimension = split_dimension(name)
     if dimension is None or size == 1:
         return full
@@ -60,7 +64,7 @@ def take_shard(full: Tensor, name: str, rank: int, size: int) -> Tensor:
 
 
 def join_shards(shards: Sequence[Tensor], name: str) -> Tensor:
-    """The full tensor of the tensor ranks' parts, in rank order; inverse of `take_shard`."""
+    """The full tensor of all ranks' parts, in rank order; inverse of `take_shard`."""
     dimension = split_dimension(name)
     if dimension is None or len(shards) == 1:
         return shards[0]

@@ -16,8 +16,9 @@ class EngineConfig(Settings):
     """Port of the server that is started; 0 takes a free one."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Type of weights and activations in the engine."""
-    max_model_len: int = Field(ge=2)
-    """Longest prompt with its response, in tokens."""
+    max_model_len: int | None = Field(None, ge=2)
+    """Longest prompt with its response, in tokens; unset: what the longest prompt of the run
+    needs."""
     max_num_seqs: int = Field(256, ge=1)
     """Sequences that are decoded together."""
     kv_cache_mib: int = Field(256, ge=1)

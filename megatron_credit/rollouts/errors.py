@@ -3,13 +3,14 @@
 from collections import deque
 from pathlib import Path
 
+from megatron_credit.errors import FailedProcess
 from megatron_credit.rollouts import vllm_api
 
 LOG_LINES = 15
 LINE_LENGTH = 300
 
 
-class EngineError(RuntimeError):
+class EngineError(FailedProcess):
     """An engine died, hangs, or refused what it was asked; the message names it and what it did,
     and ends with the last lines of its log as it is when the message is read."""
 

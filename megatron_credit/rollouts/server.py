@@ -34,15 +34,29 @@ class EngineServer:
 
     @classmethod
     def start(
-        cls, model_dir: Path, config: EngineConfig, *, log_path: Path, seed: int
+        cls,
+        model_dir: Path,
+        config: EngineConfig,
+        *,
+        log_path: Path,
+        seed: int,
+        routed_experts: bool = False,
     ) -> "EngineServer":
-        """Starts the server. ValueError, before anything is started, where its port is in use."""
+        """Starts the server, which with `routed_experts` says which experts each token went to.
+
+        ValueError, before anything is started, where its port is in use.
+        """
         port = config.port or free_port()
         require_free(port)
         api_key = secrets.token_urlsafe(24)
         backend = weight_backend(config)
         command = vllm_api.server_command(
-            model_dir.absolute(), config, port=port, seed=seed, backend=backend
+            model_dir.absolute(),
+            config,
+            port=port,
+            seed=seed,
+            backend=backend,
+            routed_experts=routed_experts,
         )
         environment = {
             "OMP_NUM_THREADS": "1",

@@ -31,9 +31,16 @@ DEFAULT_VERSION = "default"
 
 
 def server_command(
-    model_dir: Path, config: EngineConfig, *, port: int, seed: int, backend: str
+    model_dir: Path,
+    config: EngineConfig,
+    *,
+    port: int,
+    seed: int,
+    backend: str,
+    routed_experts: bool = False,
 ) -> list[str]:
-    """The command line of a server."""
+    """The command line of a server; with `routed_experts`, its answers say which experts each
+    token went to."""
     options = {
         "model": str(model_dir),
         "served-model-name": "policy",
@@ -65,9 +72,30 @@ def server_command(
         # Compiling costs 20 s and gains a tenth on a CPU. A seeded request whose prompt is split
         # over two steps kills a CPU engine ("CPU Generator does not use offset").
         switches += ["enforce-eager", "no-enable-chunked-prefill"]
+    if routed_experts:
+        recorders, switch = _routed_experts(config, backend)
+        options |= recorders
+        switches.append(switch)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += [f"--{name}={value}" for name, value in options.items()]
     return command + [f"--{name}" for name in switches]
+
+
+def _routed_experts(config: EngineConfig, backend: str) -> tuple[dict[str, str], str]:
+    """Options and switch of a server that says which experts each token went to."""
+    if backend != "gloo":
+        return {}, "enable-return-routed-experts"
+    if config.tensor_parallel > 1:
+        raise ValueError(
+            f"engine.tensor_parallel={config.tensor_parallel}: a CPU engine returns routed experts "
+            "with 1 only; lower it, or turn policy.router_replay off"
+        )
+    module = "megatron_credit.rollouts.cpu_routing."
+    # What a prompt shares with an earlier one would not be read, and so not be routed, again.
+    return {
+        "worker-cls": module + "RecordingWorker",
+        "scheduler-cls": module + "RecordingScheduler",
+    }, "no-enable-prefix-caching"
 
 
 def server_environment(backend: str) -> dict[str, str]:
@@ -129,6 +157,7 @@ def completions(body: dict[str, Any]) -> list[Completion]:
                 VersionSpan(version_number(span["version"]), span["start"], span["end"])
                 for span in choice["weight_versions"] or ()
             ],
+            routed_experts=choice["routed_experts"] or "",
         )
         for choice in sorted(body["choices"], key=lambda choice: choice["index"])
     ]

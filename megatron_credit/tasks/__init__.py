@@ -10,9 +10,4 @@ from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
 # With a second task this becomes a union: ChainSumConfig | OtherConfig, told apart by `kind`.
 TaskConfig = Annotated[ChainSumConfig, Field()]
 
-__all__ = ["ChainSum", "ChainSumConfig", "Task", "TaskConfig", "build_task"]
-
-
-def build_task(config: ChainSumConfig) -> Task:
-    """The task that the configuration names."""
-    return ChainSum(config)
+__all__ = ["ChainSum", "ChainSumConfig", "Task", "TaskConfig"]

@@ -51,6 +51,7 @@ def measure_accuracy(
         )
     num_context = encoded["input_ids"].shape[1]
     texts = tokenizer.batch_decode(response_BL[:, num_context:], skip_special_tokens=True)
-    right = sum(task.grade(prompt, text) for prompt, text in zip(prompts, texts, strict=True))
+    verdicts = task.grade(list(zip(prompts, texts, strict=True)))
+    right = sum(verdict.outcome == "right" for verdict in verdicts)
     well_formed = sum(last_answer(text) is not None for text in texts)
     return Accuracy(right / len(prompts), well_formed / len(prompts))

@@ -1,17 +1,21 @@
 """Chains of additions and subtractions, made and checked by reasoning-gym's `chain_sum`."""
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from megatron_credit.batch.rollout import Prompt
-from megatron_credit.rewards.answer_tags import exact_reward
+from megatron_credit.rewards.answer_tags import exact_reward, last_answer
+from megatron_credit.rewards.verdict import Verdict
 from megatron_credit.settings import Settings
 
 # reasoning-gym draws item i from the seed `seed + i`: streams closer than this share their items.
 MIN_SEED_DISTANCE = 1_000_000
 # Where the replacement of a held-out training question is drawn: beyond every index in use.
 REPLACEMENT_STRIDE = 2**32
+SAMPLED_PROMPTS = 256
 
 
 class ChainSumConfig(Settings):
@@ -77,6 +81,7 @@ class ChainSum:
         # Imports about a hundred generators, which takes seconds: not for who only reads a config.
         import reasoning_gym
 
+        self._config = config
         sizes = config.model_dump(include={"min_terms", "max_terms", "min_digits", "max_digits"})
         self._train = reasoning_gym.create_dataset("chain_sum", seed=config.seed, **sizes)
         self._eval = reasoning_gym.create_dataset("chain_sum", seed=config.eval_seed, **sizes)
@@ -100,10 +105,33 @@ class ChainSum:
             _prompt(f"chain_sum/eval/{number}", item) for number, item in enumerate(self._held_out)
         ]
 
-    def grade(self, prompt: Prompt, text: str) -> float:
-        """1.0 when the last answer in `text` equals the prompt's, else 0.0; never raises."""
+    def grade(self, answers: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """right where the last answer of a text equals the prompt's; quick, in this process."""
+        return [self._verdict(prompt, text) for prompt, text in answers]
+
+    def longest_prompts(self) -> list[Prompt]:
+        """A sample that has every number of terms and digits many times."""
+        return [*self.eval_prompts(), *map(self.train_prompt, range(SAMPLED_PROMPTS))]
+
+    def report(self) -> dict[str, Any]:
+        """Nothing is ever left out of generated questions."""
+        return {"summary": [f"chain sums; {len(self._held_out)} are held out"]}
+
+    def fingerprint(self) -> str:
+        """A digest of the configuration, which the questions follow from."""
+        return hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()[:16]
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _verdict(self, prompt: Prompt, text: str) -> Verdict:
+        answer = last_answer(text)
+        if not answer:
+            return Verdict("unparsed")
         item = {"answer": prompt.answer}
-        return exact_reward(text, lambda answer: self._train.score_answer(answer, item))
+        right = exact_reward(text, lambda found: self._train.score_answer(found, item))
+        # The reference stands for all spellings of the right answer.
+        return Verdict("right", prompt.answer) if right else Verdict("wrong", answer)
 
     def _draw_held_out(self, size: int) -> list[dict[str, Any]]:
         drawn: dict[str, dict[str, Any]] = {}

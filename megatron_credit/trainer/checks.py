@@ -2,37 +2,71 @@
 
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from megatron_credit.credit import METHODS
+from megatron_credit.data.chat import encode_prompt
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
 from megatron_credit.rollouts.server import is_healthy, require_free
-from megatron_credit.tasks import build_task
+from megatron_credit.tasks import Task
+from megatron_credit.tasks.build import build_task
 from megatron_credit.trainer.config import RunConfig
-from megatron_credit.trainer.sampler import encode_prompt
+from megatron_credit.trainer.loggers import check_loggers
 
 COMPUTED_SIGNALS = ("policy_logprob_NT",)
 """Fields of `credit.Group` that a run can fill in besides rewards and masks."""
-SAMPLED_PROMPTS = 256
-"""Training prompts whose length is looked at before the start."""
+CONTEXT_MULTIPLE = 64
+"""A context that is not given is rounded up to a multiple of this many tokens."""
 
 
-def check_run(config: RunConfig) -> None:
-    """Raises ValueError at the first thing that would fail later.
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that can start."""
 
-    Reads the model's files and a sample of prompts; starts nothing and writes nothing.
+    config: RunConfig
+    """With the values that follow from the model and the data filled in."""
+    questions: dict[str, Any]
+    """`fingerprint` of the prompts and answers, and under `report` what was left out of them."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know before it starts, a line each."""
+
+
+def check_run(config: RunConfig) -> CheckedRun:
+    """The run with its open values filled in; ValueError at the first thing that would fail later.
+
+    Reads the model's files and the data; starts no engine and no trainer, and writes nothing.
     """
     check_credit(config)
+    check_loggers(config.loggers)
     check_engine(config)
-    architecture = read_architecture(config.policy.model)
+    architecture = read_architecture(config.policy.model, config.policy.converter)
     check_parallel(architecture, config.parallel, config.num_processes)
+    check_router_replay(config, architecture)
     if not config.policy.random_weights:
         check_weights_exist(config.policy.model)
     tokenizer = load_tokenizer(config.policy.model)
     check_vocabulary(tokenizer, architecture, config.policy.model)
-    check_lengths(config, tokenizer, architecture)
+    task = build_task(config.task, config.data, tokenizer=tokenizer, seed=config.run.seed)
+    try:
+        longest = longest_prompt(task, tokenizer)
+        config = with_context(config, longest, architecture.max_positions)
+        report = task.report()
+        remarks = [*report["summary"], *evaluation_remarks(config, len(task.eval_prompts()))]
+        questions = {"fingerprint": task.fingerprint(), "report": report}
+    finally:
+        task.close()
+    return CheckedRun(config, questions, tuple(remarks))
+
+
+def evaluation_remarks(config: RunConfig, num_held_out: int) -> list[str]:
+    """Says that accuracy will not be measured although it is asked for."""
+    if num_held_out or not config.evaluation.every:
+        return []
+    return ["no held-out prompts, so no evaluations; set data.eval or data.eval_size for them"]
 
 
 def check_credit(config: RunConfig) -> None:
@@ -44,6 +78,7 @@ def check_credit(config: RunConfig) -> None:
         )
     method.configure(config.credit.options)
     missing = [name for name in method.needs if name not in COMPUTED_SIGNALS]
+    missing += [f"a loss over {name}" for name in method.gives]
     if missing:
         raise ValueError(
             f"credit.method={config.credit.method!r} needs {', '.join(missing)}, which this "
@@ -72,6 +107,14 @@ def check_engine(config: RunConfig) -> None:
         )
     if config.engine.port:
         require_free(config.engine.port)
+
+
+def check_router_replay(config: RunConfig, architecture: Architecture) -> None:
+    """There are experts whose choice can be replayed."""
+    if config.policy.router_replay and not architecture.num_experts:
+        raise ValueError(
+            f"policy.router_replay = true, but {config.policy.model} has no experts; turn it off"
+        )
 
 
 def check_weights_exist(model: Path) -> None:
@@ -118,27 +161,33 @@ def check_vocabulary(
         )
 
 
-def check_lengths(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, architecture: Architecture
-) -> None:
-    """Prompts with their responses fit into the engine's context, and that into the model's."""
-    context = config.engine.max_model_len
-    if context > architecture.max_positions:
-        raise ValueError(
-            f"engine.max_model_len={context} is above the model's max_position_embeddings="
-            f"{architecture.max_positions}; lower it"
-        )
-    task = build_task(config.task)
-    prompts = [
-        *task.eval_prompts(),
-        *(task.train_prompt(index) for index in range(SAMPLED_PROMPTS)),
-    ]
+def longest_prompt(task: Task, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
+    """Id and tokens of the longest prompt."""
+    prompts = task.longest_prompts()
     lengths = {prompt.id: len(encode_prompt(tokenizer, prompt)) for prompt in prompts}
     longest = max(lengths, key=lengths.__getitem__)
-    needed = lengths[longest] + config.sampling.max_new_tokens
-    if needed > context:
+    return longest, lengths[longest]
+
+
+def with_context(config: RunConfig, longest: tuple[str, int], max_positions: int) -> RunConfig:
+    """The configuration with `engine.max_model_len` set; ValueError where prompts do not fit."""
+    name, length = longest
+    needed = length + config.sampling.max_new_tokens
+    asked = config.engine.max_model_len
+    if asked is not None and asked > max_positions:
         raise ValueError(
-            f"prompt {longest!r} has {lengths[longest]} tokens; with sampling.max_new_tokens="
-            f"{config.sampling.max_new_tokens} it needs {needed}, but engine.max_model_len="
-            f"{context}; raise it, or allow at most {context - lengths[longest]} new tokens"
+            f"engine.max_model_len={asked} is above the model's max_position_embeddings="
+            f"{max_positions}; lower it"
         )
+    rounded = -(-needed // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
+    context = asked or min(rounded, max_positions)
+    if needed > context:
+        limit = f"engine.max_model_len={asked}; raise it" if asked else f"the model has {context}"
+        raise ValueError(
+            f"prompt {name!r} has {length} tokens; with sampling.max_new_tokens="
+            f"{config.sampling.max_new_tokens} it needs {needed}, but {limit}, or allow "
+            f"at most {context - length} new tokens, or leave out long prompts by "
+            "data.max_prompt_tokens"
+        )
+    engine = config.engine.model_copy(update={"max_model_len": context})
+    return config.model_copy(update={"engine": engine})

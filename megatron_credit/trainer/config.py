@@ -5,11 +5,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from megatron_credit.data.config import DataConfig
 from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
 from megatron_credit.objective.config import ObjectiveConfig
 from megatron_credit.rollouts.config import EngineConfig, SamplingConfig
 from megatron_credit.settings import Settings
 from megatron_credit.tasks import TaskConfig
+from megatron_credit.trainer.loggers import LoggersSection
 
 
 class RunSection(Settings):
@@ -22,6 +24,8 @@ class RunSection(Settings):
     resume: Literal["auto", "never"] | Path = "auto"
     """auto: go on from the newest checkpoint of the directory; never: start over, which needs an
     empty directory; a path: start from that checkpoint directory."""
+    allow_new_data: bool = False
+    """Go on from a checkpoint although the prompts or the answers changed since it was written."""
     processes: int | None = Field(None, ge=1)
     """Trainer processes; a multiple of tensor x pipeline x context, which is the default."""
 
@@ -40,9 +44,9 @@ class TrainerSection(Settings):
 
     steps: int = Field(ge=0)
     """Rollout steps of the whole run, resumed parts included."""
-    prompts_per_step: int = Field(ge=1)
+    prompts_per_step: int = Field(16, ge=1)
     """Prompt groups of a step."""
-    samples_per_prompt: int = Field(ge=1)
+    samples_per_prompt: int = Field(8, ge=1)
     """Rollouts of a group, N."""
     updates_per_step: int = Field(1, ge=1)
     """Optimizer steps that a step's groups are split into; above 1, the old log-probs are scored
@@ -75,20 +79,27 @@ class RunConfig(Settings):
     """The whole configuration of `megatron-credit train`."""
 
     run: RunSection
-    task: TaskConfig
+    data: DataConfig | None = None
+    task: TaskConfig | None = None
     policy: PolicyConfig
     parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    engine: EngineConfig
+    engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig
     credit: CreditSection = CreditSection()
     objective: ObjectiveConfig = ObjectiveConfig()
     trainer: TrainerSection
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    loggers: LoggersSection = LoggersSection()
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
+        if (self.data is None) == (self.task is None):
+            raise ValueError(
+                "a run needs either [data], your own files, or [task], a generated task; got "
+                + ("neither" if self.data is None else "both")
+            )
         sizes = self.trainer
         if sizes.prompts_per_step % sizes.updates_per_step:
             raise ValueError(

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from megatron_credit.batch.rollout import Rollout
+from megatron_credit.batch.routing import decode_experts
+from megatron_credit.batch.scored import Scored
 from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.credit import Group, assign
 from megatron_credit.trainer.config import CreditSection
@@ -30,14 +32,29 @@ class Experience:
 
 def to_sequence(rollout: Rollout) -> TrainSequence:
     """The rollout as tensors, with no credit yet."""
+    token_ids = rollout.prompt_ids + rollout.response_ids
+    experts = rollout.routed_experts
     return TrainSequence(
-        token_ids_L=torch.tensor(rollout.prompt_ids + rollout.response_ids),
+        token_ids_L=torch.tensor(token_ids),
         num_prompt=len(rollout.prompt_ids),
         mask_T=torch.tensor(rollout.mask, dtype=torch.bool),
         rollout_logprob_T=torch.tensor(rollout.logprobs, dtype=torch.float32),
         advantage_T=torch.zeros(len(rollout.response_ids)),
         old_logprob_T=None,
         reference_logprob_T=None,
+        routed_experts_LDK=decode_experts(experts, num_tokens=len(token_ids)) if experts else None,
+    )
+
+
+def with_credit(rollout: Rollout, sequence: TrainSequence, scored: Scored) -> Rollout:
+    """The rollout with what the step found of its tokens."""
+    return replace(
+        rollout,
+        advantages=sequence.advantage_T.tolist(),
+        token_values={
+            "policy_logprob": scored.logprob_T.tolist(),
+            "entropy": scored.entropy_T.tolist(),
+        },
     )
 
 
@@ -49,12 +66,13 @@ def assign_credit(
     seed: int,
     policy_logprobs: list[Tensor] | None,
 ) -> tuple[list[TrainSequence], dict[str, float]]:
-    """The sequences with their advantages, and the credit metrics averaged over the groups.
+    """The sequences with their advantages, and the credit metrics averaged over the groups
+    that have them.
 
     `policy_logprobs` holds log p of each sequence's response tokens under the current policy, where
     the method needs them. Pure: every rank computes the same.
     """
-    sequences, totals = [], dict[str, float]()
+    sequences, found = [], dict[str, list[float]]()
     for place in experience.groups():
         members = experience.sequences[place]
         group = Group(
@@ -68,8 +86,9 @@ def assign_credit(
         for member, advantage_T in zip(members, result.advantage_NT, strict=True):
             sequences.append(replace(member, advantage_T=advantage_T[: len(member.mask_T)]))
         for name, value in result.metrics.items():
-            totals[name] = totals.get(name, 0.0) + value
-    metrics = {name: total / len(experience.groups()) for name, total in totals.items()}
+            found.setdefault(name, []).append(value)
+    # A method gives some metrics only for the groups that it had something to do for.
+    metrics = {name: sum(values) / len(values) for name, values in found.items()}
     return sequences, metrics | advantage_metrics(sequences)
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import tomllib
-import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,4 @@ def section_types(annotation: Any) -> list[type[BaseModel]]:
     """The pydantic models inside an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
-        return [found for part in typing.get_args(annotation) for found in section_types(part)]
-    return []
+    return [found for part in typing.get_args(annotation) for found in section_types(part)]

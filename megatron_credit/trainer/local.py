@@ -3,19 +3,28 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
+from megatron_credit.errors import FailedProcess
 from megatron_credit.report.curve import draw_curve
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.server import EngineServer, end_with_parent
-from megatron_credit.trainer.checks import check_run
+from megatron_credit.trainer.checks import CheckedRun, check_run
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.follow import follow
+from megatron_credit.trainer.loaded_run import check_loaded_run, check_record, notes
 from megatron_credit.trainer.metrics import read_metrics
+from megatron_credit.trainer.rollout_meta import (
+    EACH_STEPS_OWN,
+    RolloutMeta,
+    describe_sampling,
+    read_meta,
+    write_meta,
+)
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
 from megatron_credit.trainer.start import choose_start, prepare
 from megatron_credit.trainer.worker_environment import API_KEY_VARIABLE, worker_environment
@@ -24,32 +33,72 @@ STOP_TIMEOUT_S = 15.0
 LOG_LINES = 25
 
 
-class TrainerError(RuntimeError):
+class TrainerError(FailedProcess):
     """The trainer ranks ended without finishing the run."""
 
 
-def run_locally(config: RunConfig, console: Console) -> RunDirectory:
+def run_locally(
+    config: RunConfig, console: Console, *, record: Path | None = None
+) -> RunDirectory:
     """Trains to the last step and draws the curve; the run directory holds everything.
 
+    With a `record` of rollouts, a directory or a file, the run trains on them and has no engine.
     Raises ValueError, before anything is started, for what the user can correct, EngineError and
     TrainerError for processes that died, with the end of their logs.
     """
-    check_run(config)
+    checked = check_run(config) if record is None else check_loaded_run(config, record)
+    remarks = checked.remarks if record is None else notes(config, record)
+    config = checked.config
     directory = RunDirectory(config.run.directory)
     with ExitStack() as stack:
-        checkpoint = choose_start(config, directory)
+        checkpoint = choose_start(config, directory, questions=checked.questions)
+        last_step = 0 if checkpoint is None else checkpoint_step(checkpoint)
+        if record is not None:
+            check_record(config, record, first=last_step + 1)
         lock = stack.enter_context(prepare(config, directory, checkpoint))
+        directory.write_data(checked.questions)
+        sampling = sampling_of(config, checked, record)
+        if sampling is not None:
+            write_meta(directory.rollouts, sampling)
         if checkpoint is not None:
             console.print(f"going on from {checkpoint}")
-            if checkpoint_step(checkpoint) == config.trainer.steps and directory.model.is_dir():
+            if last_step == config.trainer.steps and directory.model.is_dir():
                 return directory
-        server = start_engine(config, directory)
+        for remark in remarks:
+            console.print(remark, markup=False)
+        server = start_engine(config, directory) if record is None else None
         stack.callback(stop_engine, server)
-        trainer = start_trainer(config, directory, checkpoint, server, inherited=lock.fileno())
+        trainer = start_trainer(
+            config,
+            directory,
+            checkpoint,
+            rollouts_from(config, server, record),
+            server=server,
+            inherited=lock.fileno(),
+        )
         stack.callback(stop_process, trainer)
         follow(directory, console, watcher(trainer, server, directory, config.num_processes))
     draw_curve(read_metrics(directory.metrics), directory.curve, title=directory.root.name)
     return directory
+
+
+def rollouts_from(
+    config: RunConfig, server: EngineServer | None, record: Path | None
+) -> tuple[str, str]:
+    """The worker's option for a record of rollouts, for our engine or for the one configured."""
+    if record is not None:
+        return "--load-rollouts", str(record.absolute())
+    address = server.address if server is not None else config.engine.address
+    assert address is not None
+    return "--engine", address
+
+
+def sampling_of(config: RunConfig, checked: CheckedRun, record: Path | None) -> RolloutMeta | None:
+    """How the rollouts of this run are sampled; None where a record does not say how its were."""
+    if record is not None:
+        return read_meta(record)
+    questions = checked.questions["fingerprint"]
+    return describe_sampling(config, questions=questions, weights=EACH_STEPS_OWN)
 
 
 def start_engine(config: RunConfig, directory: RunDirectory) -> EngineServer | None:
@@ -61,6 +110,7 @@ def start_engine(config: RunConfig, directory: RunDirectory) -> EngineServer | N
         config.engine,
         log_path=directory.logs / "engine.log",
         seed=config.run.seed,
+        routed_experts=config.policy.router_replay,
     )
 
 
@@ -74,16 +124,19 @@ def start_trainer(
     config: RunConfig,
     directory: RunDirectory,
     checkpoint: Path | None,
-    server: EngineServer | None,
+    source: Sequence[str],
     *,
+    server: EngineServer | None,
     inherited: int,
 ) -> subprocess.Popen:
-    """torchrun with one worker a rank; its descendants keep the run's lock open."""
-    address = server.address if server is not None else config.engine.address
+    """torchrun with one worker a rank; its descendants keep the run's lock open.
+
+    `source` is the worker's option that says where rollouts come from.
+    """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         f"--nproc-per-node={config.num_processes}",
-        *("-m", "megatron_credit.trainer.worker", str(directory.root), "--engine", address),
+        *("-m", "megatron_credit.trainer.worker", str(directory.root), *source),
         *(("--checkpoint", str(checkpoint)) if checkpoint is not None else ()),
     ]
     environment = worker_environment()

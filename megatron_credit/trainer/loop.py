@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from megatron_credit.batch.scored import Scored, Update
 from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.experience import Experience, assign_credit
@@ -20,8 +21,8 @@ class Policy(Protocol):
         """Log-prob of each response token, a tensor a sequence."""
         ...
 
-    def update(self, sequences: list[TrainSequence]) -> dict[str, float]:
-        """One optimizer step; the metrics of the step."""
+    def update(self, sequences: list[TrainSequence]) -> Update:
+        """One optimizer step; its metrics and what it found of each token."""
         ...
 
     def save(self, step: int) -> None:
@@ -34,6 +35,10 @@ class Rollouts(Protocol):
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
         """The graded rollouts of a step, the same on every rank."""
+        ...
+
+    def keep(self, step: int, sequences: list[TrainSequence], scored: list[Scored]) -> None:
+        """Writes the step's rollouts down with the credit that their tokens got."""
         ...
 
     def load_weights(self, step: int) -> dict[str, float]:
@@ -144,7 +149,9 @@ class Trainer:
             ]
         share = len(sequences) // sizes.updates_per_step
         parts = [sequences[k : k + share] for k in range(0, len(sequences), share)]
-        return metrics | mean_metrics([self.policy.update(part) for part in parts])
+        updates = [self.policy.update(part) for part in parts]
+        self.rollouts.keep(step, sequences, [one for update in updates for one in update.scored])
+        return metrics | mean_metrics([update.metrics for update in updates])
 
     def _policy_logprobs(self, experience: Experience) -> list[Tensor] | None:
         """Log-probs before the step's first update, when somebody reads them."""

@@ -2,17 +2,25 @@
 
 import time
 
+from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.loggers import open_loggers
 from megatron_credit.trainer.metrics import MetricsLog
 from megatron_credit.trainer.run_directory import RunDirectory
 
 
 class RunRecorder:
-    """Writes metrics.jsonl, TensorBoard and status.json."""
+    """Writes metrics.jsonl and status.json, and feeds the loggers."""
 
-    def __init__(self, directory: RunDirectory, *, num_steps: int, last_step: int) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory, *, last_step: int) -> None:
         self._directory = directory
-        self._num_steps = num_steps
-        self._metrics = MetricsLog(directory.metrics, directory.tensorboard, last_step=last_step)
+        self._num_steps = config.trainer.steps
+        loggers = open_loggers(
+            config.loggers,
+            directory.root,
+            settings=config.model_dump(mode="json"),
+            last_step=last_step,
+        )
+        self._metrics = MetricsLog(directory.metrics, loggers, last_step=last_step)
 
     def phase(self, step: int, name: str) -> None:
         """Tells whoever watches what the run is doing since when."""

@@ -5,7 +5,7 @@ python -m megatron_credit.trainer.reference > docs/configuration.md
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -23,11 +23,28 @@ def reference() -> str:
         "Made by `python -m megatron_credit.trainer.reference`; `tests/trainer/test_reference.py`",
         "checks that it is current. Unknown keys are refused.",
     ]
-    for name, field in RunConfig.model_fields.items():
-        for model in section_types(field.annotation):
-            lines += ["", f"## [{name}]", "", one_line(model.__doc__ or ""), ""]
-            lines += ["| key | type | default | meaning |", "|---|---|---|---|", *rows(model)]
+    places: dict[type[BaseModel], list[str]] = {}
+    for name, model in sections(RunConfig, ""):
+        places.setdefault(model, []).append(f"[{name}]")
+    for model, names in places.items():
+        lines += ["", f"## {', '.join(names)}{kind(model)}", "", one_line(model.__doc__ or ""), ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|", *rows(model)]
     return "\n".join(lines) + "\n"
+
+
+def sections(owner: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """(dotted name, model) of every section below a model, depth first; all kinds of a choice."""
+    for name, field in owner.model_fields.items():
+        for model in section_types(field.annotation):
+            yield prefix + name, model
+            yield from sections(model, f"{prefix}{name}.")
+
+
+def kind(model: type[BaseModel]) -> str:
+    """Which of several alternatives the section is, where there are some."""
+    field = model.model_fields.get("kind")
+    choices = get_args(field.annotation) if field else ()
+    return f" of kind {choices[0]}" if len(choices) == 1 else ""
 
 
 def rows(model: type[BaseModel]) -> Iterator[str]:
@@ -38,7 +55,9 @@ def rows(model: type[BaseModel]) -> Iterator[str]:
 
 
 def type_name(field: FieldInfo) -> str:
-    """The annotation without module names."""
+    """The annotation without module names; `table` where the key is a section of its own."""
+    if section_types(field.annotation):
+        return "table"
     annotation = field.annotation
     plain = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     for noise in ("typing.", "pathlib.", "NoneType"):
@@ -57,6 +76,8 @@ def shown(value: Any) -> str:
     """A default in TOML's spelling."""
     if value is None:
         return "unset"
+    if isinstance(value, BaseModel):
+        return "its defaults"
     if isinstance(value, bool):
         return str(value).lower()
     return str(list(value) if isinstance(value, tuple) else value)

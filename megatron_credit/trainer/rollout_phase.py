@@ -5,7 +5,10 @@ import time
 import torch
 from torch import Tensor
 
-from megatron_credit.batch.rollout import Rollout, write_rollouts
+from megatron_credit.batch.rollout import Rollout
+from megatron_credit.batch.rollout_files import write_rollouts
+from megatron_credit.batch.scored import Scored
+from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.mcore.exchange import (
     broadcast_payload,
     decode_sequences,
@@ -14,9 +17,9 @@ from megatron_credit.mcore.exchange import (
 from megatron_credit.mcore.policy import Policy
 from megatron_credit.rollouts.sync import WeightSync
 from megatron_credit.trainer.config import RunConfig
-from megatron_credit.trainer.experience import Experience, to_sequence
+from megatron_credit.trainer.experience import Experience, to_sequence, with_credit
 from megatron_credit.trainer.run_directory import RunDirectory
-from megatron_credit.trainer.sampler import Sampler, group_metrics
+from megatron_credit.trainer.sampler import Sampler, accuracy, group_metrics
 
 
 class EngineRollouts:
@@ -37,9 +40,10 @@ class EngineRollouts:
         self._policy = policy
         self._sampler = sampler
         self._sync = sync
+        self._collected: list[Rollout] = []
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
-        """Samples, grades and shares the groups of a step, and writes them to the run directory."""
+        """Samples, grades and shares the groups of a step."""
         rollouts, metrics = None, {}
         if self._sampler is not None:
             sizes = self._config.trainer
@@ -47,9 +51,15 @@ class EngineRollouts:
                 step, num_prompts=sizes.prompts_per_step, num_samples=sizes.samples_per_prompt
             )
             rollouts = [rollout for group in groups for rollout in group]
-            write_rollouts(self._directory.rollout_file(step), rollouts)
+            self._collected = rollouts
             metrics = group_metrics(groups)
-        return self._share(rollouts), metrics
+        return share(rollouts, group_size=self._config.trainer.samples_per_prompt), metrics
+
+    def keep(self, step: int, sequences: list[TrainSequence], scored: list[Scored]) -> None:
+        """Writes the step's rollouts to the run directory, on rank 0."""
+        if self._sampler is not None:
+            rollouts = map(with_credit, self._collected, sequences, scored)
+            write_rollouts(self._directory.rollout_file(step), rollouts)
 
     def load_weights(self, step: int) -> dict[str, float]:
         """Broadcasts the policy's weights; afterwards the engine's version is `step`."""
@@ -71,24 +81,11 @@ class EngineRollouts:
         """Accuracy on held-out prompts, on rank 0."""
         if self._sampler is None:
             return {}
-        metrics = {"eval/accuracy": self._sampler.accuracy(temperature=1.0)}
+        metrics = accuracy(self._sampler.eval_rollouts(temperature=1.0), "eval/accuracy")
         if self._config.evaluation.greedy:
-            metrics["eval/accuracy_greedy"] = self._sampler.accuracy(temperature=0.0)
+            greedy = self._sampler.eval_rollouts(temperature=0.0)
+            metrics |= accuracy(greedy, "eval/accuracy_greedy")
         return metrics
-
-    def _share(self, rollouts: list[Rollout] | None) -> Experience:
-        """The rollouts as training sequences, from rank 0 to all."""
-        tensors: dict[str, Tensor] = {}
-        if rollouts is not None:
-            tensors = encode_sequences([to_sequence(rollout) for rollout in rollouts])
-            rewards = [rollout.reward for rollout in rollouts]
-            tensors["reward_R"] = torch.tensor(rewards, dtype=torch.float64)
-        _, shared = broadcast_payload({}, tensors)
-        return Experience(
-            sequences=decode_sequences(shared),
-            reward_R=shared["reward_R"],
-            group_size=self._config.trainer.samples_per_prompt,
-        )
 
     def _check_sync(self, step: int) -> dict[str, float]:
         """Compares both sides' log-probs of one response sampled with the new weights.
@@ -96,7 +93,7 @@ class EngineRollouts:
         Raises RuntimeError on every rank when they differ by more than the tolerance.
         """
         rollouts = None if self._sampler is None else [self._sampler.probe(step)]
-        sequence = self._share(rollouts).sequences[0]
+        sequence = share(rollouts, group_size=1).sequences[0]
         temperature = self._config.sampling.temperature
         scored_T: Tensor = self._policy.score([sequence], temperature=temperature)[0].logprob_T
         gap = (scored_T - sequence.rollout_logprob_T).abs().max().item()
@@ -107,3 +104,16 @@ class EngineRollouts:
                 f"{self._config.trainer.sync_tolerance}): it does not run the weights it was sent"
             )
         return {"mismatch/after_sync_max": gap}
+
+
+def share(rollouts: list[Rollout] | None, *, group_size: int) -> Experience:
+    """The rollouts that rank 0 has as training sequences on all ranks; None on the others."""
+    tensors: dict[str, Tensor] = {}
+    if rollouts is not None:
+        tensors = encode_sequences([to_sequence(rollout) for rollout in rollouts])
+        rewards = [rollout.reward for rollout in rollouts]
+        tensors["reward_R"] = torch.tensor(rewards, dtype=torch.float64)
+    _, shared = broadcast_payload({}, tensors)
+    return Experience(
+        sequences=decode_sequences(shared), reward_R=shared["reward_R"], group_size=group_size
+    )

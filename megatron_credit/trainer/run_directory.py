@@ -19,10 +19,10 @@ class RunDirectory:
         self.config = self.root / "config.json"
         self.metrics = self.root / "metrics.jsonl"
         self.status = self.root / "status.json"
+        self.data = self.root / "data.json"
         self.logs = self.root / "logs"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"
-        self.tensorboard = self.root / "tensorboard"
         self.model = self.root / "model"
         self.curve = self.root / "curve.png"
 
@@ -43,21 +43,7 @@ class RunDirectory:
         Child processes that inherit it keep the lock when their parent is killed, so that a new run
         cannot start beside their remains. Raises ValueError when another run holds it.
         """
-        handle = (self.root / "lock").open("a+")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            owner = handle.read().strip() or "unknown"
-            handle.close()
-            raise ValueError(
-                f"another run (process {owner}) is at work in {self.root}; wait for it, stop it, "
-                "or set run.directory to another place"
-            ) from None
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
-        return handle
+        return lock_directory(self.root, otherwise="set run.directory to another place")
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint after `step` stands."""
@@ -82,6 +68,16 @@ class RunDirectory:
         """The rollouts of `step`."""
         return self.rollouts / f"step-{step:06d}.jsonl"
 
+    def write_data(self, data: dict[str, Any]) -> None:
+        """Says which questions this run is about: their fingerprint and what was left out."""
+        partial = self.data.with_suffix(".tmp")
+        partial.write_text(json.dumps(data, indent=2))
+        partial.replace(self.data)
+
+    def read_data(self) -> dict[str, Any]:
+        """What `write_data` wrote at the start of the run."""
+        return json.loads(self.data.read_text())
+
     def write_status(self, status: dict[str, Any]) -> None:
         """Replaces the status that `progress` shows; readers never see half a file."""
         partial = self.status.with_suffix(".tmp")
@@ -105,3 +101,25 @@ def checkpoint_step(path: Path) -> int:
             "named like step-000020"
         )
     return int(match[1])
+
+
+def lock_directory(directory: Path, *, otherwise: str) -> IO[str]:
+    """An open file that keeps others out of the directory for as long as it is open.
+
+    ValueError where another process holds it; `otherwise` says what to do instead of waiting.
+    """
+    handle = (directory / "lock").open("a+")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        owner = handle.read().strip() or "unknown"
+        handle.close()
+        raise ValueError(
+            f"another run (process {owner}) is at work in {directory}; wait for it, stop it, or "
+            f"{otherwise}"
+        ) from None
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle

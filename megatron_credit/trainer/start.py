@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from megatron_credit.mcore.architecture import read_architecture
 from megatron_credit.mcore.manifest import identity, read_manifest
@@ -11,15 +11,18 @@ from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.metrics import keep_metrics
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
 
-FIXED_SECTIONS = ("task", "sampling", "credit", "objective", "optimizer", "trainer")
+FIXED_SECTIONS = ("task", "data", "sampling", "credit", "objective", "optimizer", "trainer")
 """Sections that a resumed run must share with what it goes on from, `trainer.steps` apart."""
 
 
-def choose_start(config: RunConfig, directory: RunDirectory) -> Path | None:
+def choose_start(
+    config: RunConfig, directory: RunDirectory, *, questions: dict[str, Any]
+) -> Path | None:
     """The checkpoint to go on from; None starts at step 0.
 
-    Raises ValueError: `never` with a directory that is in use, a checkpoint of another model, a
-    configuration that differs in what decides the curve, a step beyond the last.
+    Raises ValueError: `never` with a directory that is in use, a checkpoint of another model or of
+    other `questions`, a configuration that differs in what decides the curve, a step beyond the
+    last.
     """
     resume, steps = config.run.resume, directory.checkpoint_steps()
     if resume == "never":
@@ -43,10 +46,26 @@ def choose_start(config: RunConfig, directory: RunDirectory) -> Path | None:
             f"{checkpoint} is after step {step}, beyond trainer.steps={config.trainer.steps}; "
             "raise trainer.steps or start in another run.directory"
         )
-    architecture = read_architecture(config.policy.model)
+    architecture = read_architecture(config.policy.model, config.policy.converter)
     kind = config.optimizer.kind
-    read_manifest(checkpoint, identity(architecture, dtype=config.policy.dtype, optimizer=kind))
+    expected = identity(architecture, dtype=config.policy.dtype, optimizer=kind)
+    manifest = read_manifest(checkpoint, expected)
+    if not config.run.allow_new_data:
+        check_same_questions(checkpoint, manifest["identity"]["data"], questions["fingerprint"])
     return checkpoint
+
+
+def check_same_questions(checkpoint: Path, was: str, now: str) -> None:
+    """Raises ValueError where the run would go on with other prompts than it began with.
+
+    A converted checkpoint has seen no prompts: its fingerprint is empty.
+    """
+    if was and was != now:
+        raise ValueError(
+            f"the data changed since {checkpoint} was written: its fingerprint was {was}, is "
+            f"{now}; put the files and the [data] or [task] section back, or set "
+            "run.allow_new_data = true to go on with the new data from that step on"
+        )
 
 
 def check_same_run(config: RunConfig, earlier: RunConfig) -> None:
@@ -54,13 +73,13 @@ def check_same_run(config: RunConfig, earlier: RunConfig) -> None:
     new, old = json.loads(config.model_dump_json()), json.loads(earlier.model_dump_json())
     for tree in (new, old):
         tree["trainer"].pop("steps")
-    pairs = [(section, new[section], old[section]) for section in FIXED_SECTIONS]
+    pairs = [(section, new[section] or {}, old[section] or {}) for section in FIXED_SECTIONS]
     pairs += [("run.seed", {"seed": config.run.seed}, {"seed": earlier.run.seed})]
     changed = [
-        f"{section}.{name}: was {was[name]!r}, is {now.get(name)!r}"
+        f"{section}.{name}: was {was.get(name)!r}, is {now.get(name)!r}"
         for section, now, was in pairs
-        for name in was
-        if now.get(name) != was[name]
+        for name in was | now
+        if now.get(name) != was.get(name)
     ]
     if changed:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from megatron_credit.batch.scored import Update
 from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.mcore.policy import Policy
 from megatron_credit.trainer.config import RunConfig
@@ -14,6 +15,7 @@ class TrainingPolicy:
     def __init__(
         self, policy: Policy, *, config: RunConfig, directory: RunDirectory, is_writer: bool
     ) -> None:
+        """The fingerprint of the questions stands in the run directory."""
         self._policy = policy
         self._config = config
         self._directory = directory
@@ -24,7 +26,7 @@ class TrainingPolicy:
         scored = self._policy.score(sequences, temperature=self._config.sampling.temperature)
         return [one.logprob_T for one in scored]
 
-    def update(self, sequences: list[TrainSequence]) -> dict[str, float]:
+    def update(self, sequences: list[TrainSequence]) -> Update:
         """One optimizer step on the run's objective."""
         return self._policy.update(
             sequences,
@@ -34,6 +36,7 @@ class TrainingPolicy:
 
     def save(self, step: int) -> None:
         """Writes the checkpoint after `step`, then deletes those that are no longer kept."""
-        self._policy.save(self._directory.checkpoint(step))
+        fingerprint = self._directory.read_data()["fingerprint"]
+        self._policy.save(self._directory.checkpoint(step), data=fingerprint)
         if self._is_writer:
             self._directory.prune_checkpoints(self._config.checkpoint.keep_last)

@@ -1,9 +1,13 @@
-"""One trainer rank: `torchrun -m megatron_credit.trainer.worker RUN_DIRECTORY --engine ADDRESS`."""
+"""One trainer rank: `torchrun -m megatron_credit.trainer.worker RUN_DIRECTORY --engine ADDRESS`.
+
+With `--load-rollouts PATH` it trains on recorded rollouts instead, and no engine is needed.
+"""
 
 import argparse
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_credit.mcore import cpu_mode
@@ -13,21 +17,37 @@ cpu_mode.enable()  # before anything imports megatron
 from transformers import AutoTokenizer  # noqa: E402
 
 from megatron_credit.credit import METHODS  # noqa: E402
+from megatron_credit.mcore.architecture import read_architecture  # noqa: E402
 from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
-from megatron_credit.mcore.parallel import Ranks, start_parallel, stop_parallel  # noqa: E402
+from megatron_credit.mcore.parallel import start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
 from megatron_credit.rollouts.client import EngineClient  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
 from megatron_credit.rollouts.sync import WeightSync  # noqa: E402
-from megatron_credit.tasks import build_task  # noqa: E402
+from megatron_credit.tasks.build import build_task  # noqa: E402
 from megatron_credit.trainer.config import RunConfig  # noqa: E402
-from megatron_credit.trainer.loop import Trainer  # noqa: E402
+from megatron_credit.trainer.loaded_rollouts import LoadedRollouts  # noqa: E402
+from megatron_credit.trainer.loaded_run import limits_of  # noqa: E402
+from megatron_credit.trainer.loop import Rollouts, Trainer  # noqa: E402
+from megatron_credit.trainer.recorded_steps import recorded_steps  # noqa: E402
 from megatron_credit.trainer.recorder import RunRecorder, SilentRecorder  # noqa: E402
 from megatron_credit.trainer.rollout_phase import EngineRollouts  # noqa: E402
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step  # noqa: E402
 from megatron_credit.trainer.sampler import Sampler  # noqa: E402
 from megatron_credit.trainer.training_policy import TrainingPolicy  # noqa: E402
 from megatron_credit.trainer.worker_environment import engine_key, global_rank  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What this process has when the loop begins."""
+
+    config: RunConfig
+    directory: RunDirectory
+    policy: Policy
+    is_leader: bool
+    """Rank 0 alone samples or reads rollouts, and writes."""
+    last_step: int
 
 
 def main() -> None:
@@ -51,9 +71,12 @@ def main() -> None:
     if arguments.checkpoint is not None:
         policy.load(arguments.checkpoint)
         last_step = checkpoint_step(arguments.checkpoint)
-    client = connect(config, directory, arguments.engine) if ranks.rank == 0 else None
-    train(config, directory, policy, ranks=ranks, client=client, last_step=last_step)
-    export_model(config, directory, policy, is_writer=client is not None)
+    rank = Rank(config, directory, policy, is_leader=ranks.rank == 0, last_step=last_step)
+    if arguments.load_rollouts is not None:
+        train(rank, loaded_rollouts(rank, arguments.load_rollouts))
+    else:
+        train(rank, engine_rollouts(rank, arguments.engine))
+    export_model(config, directory, policy, is_writer=rank.is_leader)
     stop_parallel()
 
 
@@ -69,32 +92,17 @@ def export_model(
     write_checkpoint(directory.model, policy.weights(), config.policy.model)
 
 
-def train(
-    config: RunConfig,
-    directory: RunDirectory,
-    policy: Policy,
-    *,
-    ranks: Ranks,
-    client: EngineClient | None,
-    last_step: int,
-) -> None:
-    """Puts the parts together and runs the loop; `client` is None on all ranks but 0."""
-    is_leader = client is not None
+def train(rank: Rank, rollouts: Rollouts) -> None:
+    """Puts the parts together and runs the loop."""
+    config, directory, last_step = rank.config, rank.directory, rank.last_step
     recorder = (
-        RunRecorder(directory, num_steps=config.trainer.steps, last_step=last_step)
-        if is_leader
-        else SilentRecorder()
-    )
-    rollouts = EngineRollouts(
-        config=config,
-        directory=directory,
-        policy=policy,
-        sampler=build_sampler(config, client) if is_leader else None,
-        sync=WeightSync([client], config.engine) if is_leader else None,
+        RunRecorder(config, directory, last_step=last_step) if rank.is_leader else SilentRecorder()
     )
     Trainer(
         config=config,
-        policy=TrainingPolicy(policy, config=config, directory=directory, is_writer=is_leader),
+        policy=TrainingPolicy(
+            rank.policy, config=config, directory=directory, is_writer=rank.is_leader
+        ),
         rollouts=rollouts,
         recorder=recorder,
         last_step=last_step,
@@ -103,11 +111,36 @@ def train(
     recorder.close()
 
 
+def engine_rollouts(rank: Rank, address: str) -> EngineRollouts:
+    """Rollouts of the engine at this address, which is ready when this returns."""
+    client = connect(rank.config, rank.directory, address) if rank.is_leader else None
+    return EngineRollouts(
+        config=rank.config,
+        directory=rank.directory,
+        policy=rank.policy,
+        sampler=None if client is None else build_sampler(rank.config, client),
+        sync=None if client is None else WeightSync([client], rank.config.engine),
+    )
+
+
+def loaded_rollouts(rank: Rank, record: Path) -> LoadedRollouts:
+    """The recorded rollouts of the steps that are still to be trained."""
+    policy = rank.config.policy
+    limits = limits_of(rank.config, read_architecture(policy.model, policy.converter))
+    steps = recorded_steps(
+        record, limits, first=rank.last_step + 1, last=rank.config.trainer.steps
+    )
+    return LoadedRollouts(
+        config=rank.config, directory=rank.directory, steps=steps if rank.is_leader else None
+    )
+
+
 def build_sampler(config: RunConfig, client: EngineClient) -> Sampler:
     """The rollout side of rank 0."""
+    tokenizer = AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True)
     return Sampler(
-        task=build_task(config.task),
-        tokenizer=AutoTokenizer.from_pretrained(config.policy.model),
+        task=build_task(config.task, config.data, tokenizer=tokenizer, seed=config.run.seed),
+        tokenizer=tokenizer,
         engine=client,
         sampling=config.sampling,
         seed=config.run.seed,
@@ -130,7 +163,9 @@ def parse_arguments() -> argparse.Namespace:
     """The worker's command line, written by the launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, help="run directory with config.json")
-    parser.add_argument("--engine", required=True, help="http address of the engine")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--engine", help="http address of the engine")
+    source.add_argument("--load-rollouts", type=Path, help="directory or file of rollouts")
     parser.add_argument("--checkpoint", type=Path, help="checkpoint directory to go on from")
     return parser.parse_args()
 

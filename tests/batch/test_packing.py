@@ -49,6 +49,31 @@ def test_known_example():
     assert batch.row_R.tolist() == [0, 1, 5, 6]
 
 
+def experts_of(token_ids_L):
+    """Two layers and two experts a token, told apart by the token's id."""
+    return torch.stack([token_ids_L, -token_ids_L], -1)[:, None].repeat(1, 2, 1).to(torch.int16)
+
+
+def test_experts_stand_with_the_token_that_is_read():
+    first, second = make_sequence(2, 2, 10), make_sequence(1, 2, 20)
+    sequences = [
+        replace(one, routed_experts_LDK=experts_of(one.token_ids_L)) for one in (first, second)
+    ]
+    padding = Padding.for_layout(tensor=1, context=2, sequence_parallel=False)
+    batch = Packer(sequences, weights=[1.0, 1.0], padding=padding).pack([1, 0])
+    assert batch.routed_experts_PDK[:, 1, 0].tolist() == [20, 21, 22, -1, 10, 11, 12, 13]
+    assert batch.routed_experts_PDK[:, 0, 1].tolist() == [-20, -21, -22, -1, -10, -11, -12, -13]
+    for rank in range(2):
+        shard = context_shard(batch, rank=rank, size=2)
+        real_P = shard.token_ids_P > 0
+        expected_PDK = experts_of(shard.token_ids_P)
+        assert shard.routed_experts_PDK[real_P].equal(expected_PDK[real_P])
+    dummy = Packer(sequences, weights=[1.0, 1.0], padding=padding).pack([])
+    assert (dummy.routed_experts_PDK == -1).all()
+    with pytest.raises(ValueError, match="1 of 2 sequences have routed_experts_LDK"):
+        Packer([first, sequences[1]], weights=[1.0, 1.0], padding=padding)
+
+
 def test_total_padding_belongs_to_the_last_sequence():
     padding = Padding(sequence=1, total=4)
     batch = Packer([make_sequence(1, 4)], weights=[1.0], padding=padding).pack([0])
@@ -120,6 +145,11 @@ def test_optional_fields_are_for_all_or_none():
         ({"mask_T": torch.ones(2)}, r"mask_T has shape \(2,\) and type torch.float32"),
         ({"advantage_T": torch.zeros(3)}, r"advantage_T has shape \(3,\)"),
         ({"old_logprob_T": torch.zeros(1)}, r"old_logprob_T has shape \(1,\)"),
+        ({"routed_experts_LDK": torch.zeros(3, 2, 2)}, "torch.float32; expected 3 tokens"),
+        (
+            {"routed_experts_LDK": torch.zeros(2, 2, 2, dtype=torch.int16)},
+            r"routed_experts_LDK has shape \(2, 2, 2\)",
+        ),
     ],
 )
 def test_a_sequence_whose_fields_do_not_fit_is_refused(changes, message):

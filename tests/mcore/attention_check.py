@@ -74,7 +74,7 @@ def _ours(
         cp_comm_type=None,
         softmax_scale=None,
         pg_collection=SimpleNamespace(cp=ranks.cp_group),
-        rope_theta=THETA,
+        frequency_F=1 / THETA ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM),
     )
     params = None
     tensors = query, key, value

@@ -35,7 +35,13 @@ class Route:
 TP2, PP2 = Case("tied", {"tensor": 2}), Case("tied", {"pipeline": 2})
 DP2, DP2_WHOLE = Case("tied"), Case("tied", {"distributed_optimizer": False})
 ODD_TP2, ODD_PP2 = Case("odd", {"tensor": 2}), Case("odd", {"pipeline": 2})
-EP2, MOE_DP2 = Case("moe", {"expert": 2}), Case("moe")
+EP2, ETP2, MOE_DP2 = (
+    Case("moe", {"expert": 2}),
+    Case("moe", {"expert_tensor": 2}),
+    Case("moe"),
+)
+MOE_PP2 = Case("moe", {"pipeline": 2})
+MOE_TP2 = Case("moe", {"tensor": 2, "sequence_parallel": True})
 INTERLEAVED = Case("odd", {"pipeline": 2, "virtual_pipeline": 2})
 BF16_TP2, BF16_DP2 = replace(TP2, dtype="bf16"), replace(DP2, dtype="bf16")
 BF16_WHOLE = replace(DP2_WHOLE, dtype="bf16")
@@ -48,7 +54,10 @@ ROUTES = {
     # The padded vocabulary of two tensor ranks is longer than that of one.
     "odd_tp2": Route(ODD_TP2, {"same": ODD_TP2, "pp2": ODD_PP2, "interleaved": INTERLEAVED}),
     "odd_pp2": Route(ODD_PP2, {"same": ODD_PP2, "tp2": ODD_TP2}),
-    "ep2": Route(EP2, {"same": EP2, "dp2": MOE_DP2}),
+    "ep2": Route(
+        EP2, {"same": EP2, "dp2": MOE_DP2, "pp2": MOE_PP2, "tp2": MOE_TP2, "etp2": ETP2}
+    ),
+    "etp2": Route(ETP2, {"same": ETP2, "ep2": EP2}),
     "bf16": Route(BF16_TP2, {"same": BF16_TP2, "dp2": BF16_DP2, "dp2_whole": BF16_WHOLE}),
     "sgd": Route(TP2, {"same": TP2, "pp2": PP2}, SGD),
 }
@@ -100,7 +109,10 @@ def run_route(path: Path, route: Route) -> dict[str, Any]:
 
 def follow(policy: Any, batch: list[Any]) -> dict[str, Any]:
     """Two more steps: their metrics, and the weights afterwards."""
-    metrics = [policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE) for _ in range(2)]
+    metrics = [
+        policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE).metrics
+        for _ in range(2)
+    ]
     return {"metrics": metrics, "after": parameters(policy), "steps": policy.optimizer.num_steps}
 
 
@@ -114,8 +126,9 @@ def parameters(policy: Any) -> dict[str, Tensor]:
         for local_name, parameter in chunk.named_parameters():
             name = global_name(policy.architecture, chunk, local_name)
             shard = parameter.detach()
-            shards = [torch.empty_like(shard) for _ in range(policy.ranks.tp_size)]
-            dist.all_gather(shards, shard, group=policy.ranks.tp_group)
+            _, size, group = policy.ranks.splitting(name)
+            shards = [torch.empty_like(shard) for _ in range(size)]
+            dist.all_gather(shards, shard, group=group)
             full = sharding.join_shards(shards, local_name).clone()
             rows = policy.architecture.vocab_size if is_vocabulary(name) else full.shape[0]
             found[name] = full[:rows]

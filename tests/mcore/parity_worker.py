@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mcore import replay_checks
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,12 +39,13 @@ MODELS = {
     # An odd vocabulary: the last tensor rank holds a padding row.
     "odd": Architecture(**SIZES | {"qkv_bias": True}, vocab_size=131, tied_embeddings=False),
     "moe": Architecture(
-        **SIZES,
+        **SIZES | {"family": "qwen3_moe"},
         vocab_size=134,
         tied_embeddings=False,
-        num_experts=4,
-        experts_per_token=2,
+        num_experts=8,
+        experts_per_token=4,
         expert_ffn_size=24,
+        weights_sum_to_one=True,
     ),
     "wide": Architecture(**SIZES | {"num_layers": 1}, vocab_size=1200, tied_embeddings=False),
 }
@@ -60,8 +62,11 @@ class Case:
     """Tokens of a micro-batch."""
     dtype: str = "fp32"
     recompute: str = "none"
+    replayed: bool = False
+    """Most tokens go to experts that the router would not choose."""
 
 
+EP2, ETP2 = {"expert": 2}, {"expert_tensor": 2}
 TP2, PP2, CP2 = {"tensor": 2}, {"pipeline": 2}, {"context": 2}
 SP = {"sequence_parallel": True}
 VPP2 = {"virtual_pipeline": 2}
@@ -75,6 +80,9 @@ CASES: dict[int, dict[str, Case]] = {
         "alone": Case("tied", bound=1),
         "together": Case("tied", bound=10_000),
         "recompute": Case("tied", recompute="full"),
+        "recompute_moe": Case("moe", recompute="full"),
+        "replayed_moe": Case("moe", replayed=True),
+        "recompute_replayed_moe": Case("moe", recompute="full", replayed=True),
         "bf16": Case("tied", dtype="bf16"),
     },
     2: {
@@ -90,7 +98,16 @@ CASES: dict[int, dict[str, Case]] = {
         "dp2_distributed": Case("tied"),
         # One sequence for two data ranks: one of them has no valid token.
         "dp2_single": Case("tied", batch="single"),
-        "ep2_moe": Case("moe", {"expert": 2}),
+        "ep2_moe": Case("moe", EP2),
+        "ep2_whole_moe": Case("moe", EP2 | {"distributed_optimizer": False}),
+        "ep2_alone_moe": Case("moe", EP2, bound=1),
+        "pp2_vpp2_moe": Case("moe", PP2 | VPP2),
+        "pp2_replayed_moe": Case("moe", PP2, recompute="full", replayed=True),
+        "pp2_vpp2_replayed_moe": Case("moe", PP2 | VPP2, recompute="full", replayed=True),
+        "cp2_replayed_moe": Case("moe", CP2, replayed=True),
+        "tp2_sp_replayed_moe": Case("moe", TP2 | SP, replayed=True),
+        "etp2_moe": Case("moe", ETP2),
+        "etp2_tp2_sp_moe": Case("moe", TP2 | SP | ETP2),
         "tp2_sp_bf16": Case("tied", TP2 | SP, dtype="bf16"),
     },
     4: {
@@ -98,7 +115,13 @@ CASES: dict[int, dict[str, Case]] = {
         "tp2_sp_pp2_vpp2_odd": Case("odd", TP2 | SP | PP2 | VPP2),
         "pp2_dp2": Case("tied", PP2),
         "tp2_sp_cp2": Case("tied", TP2 | SP | CP2),
-        "tp2_sp_ep2_moe": Case("moe", TP2 | SP | {"expert": 2}),
+        # The experts of two data ranks, each expert's gradient summed over two replicas.
+        "ep2_dp2_moe": Case("moe", EP2),
+        "tp2_sp_ep2_moe": Case("moe", TP2 | SP | EP2),
+        "ep2_pp2_vpp2_moe": Case("moe", PP2 | VPP2 | EP2),
+        "cp2_ep2_moe": Case("moe", CP2 | EP2),
+        "etp2_ep2_moe": Case("moe", ETP2 | EP2),
+        "tp2_sp_cp2_ep2_replayed_moe": Case("moe", TP2 | SP | CP2 | EP2, replayed=True),
     },
 }
 
@@ -124,6 +147,7 @@ def run(rank: int, world_size: int, rendezvous: str, directory: str) -> None:
         torch.save(run_checkpoints(Path(directory)), Path(directory, "hugging_face.pt"))
         Path(directory, "largest.json").write_text(json.dumps(largest_tensor()))
         Path(directory, "skipped.json").write_text(json.dumps(skipped_steps()))
+        torch.save(replay_checks.run(Path(directory)), Path(directory, "replay.pt"))
     dist.destroy_process_group()
 
 
@@ -186,6 +210,7 @@ def build(case: Case, optimizer: OptimizerConfig) -> Any:
         optimizer=optimizer,
         ranks=ranks,
         tokens_per_microbatch=case.bound,
+        router_replay=case.replayed,
     )
 
 
@@ -196,8 +221,10 @@ def run_case(case: Case) -> dict[str, Any]:
     # A step too small to change anything; unclipped, so that gradients stay as they are.
     policy = build(case, OptimizerConfig(kind="adam", lr=1e-12, clip_grad=0))
     batch = make_batch(case.batch, policy.architecture.vocab_size)
+    if case.replayed:
+        batch = replay_checks.with_experts(batch, policy.architecture)
     scored = policy.score(batch, temperature=TEMPERATURE)
-    metrics = policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE)
+    metrics = policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE).metrics
     gathered: list[Any] = [None] * policy.ranks.world_size
     mine = {"metrics": metrics, "gradients": gradients(policy)}
     dist.all_gather_object(gathered, mine)
@@ -220,7 +247,7 @@ def bitwise_gap(policy: Any, batch: list[TrainSequence], scored: list[Any]) -> f
         for sequence, one in zip(batch, scored, strict=True)
     ]
     # The weights did not move, or bf16 rounding hides that they did.
-    metrics = policy.update(claimed, objective=OBJECTIVE, temperature=TEMPERATURE)
+    metrics = policy.update(claimed, objective=OBJECTIVE, temperature=TEMPERATURE).metrics
     return metrics["mismatch/logprob_abs_max"]
 
 
@@ -236,12 +263,9 @@ def gradients(policy: Any) -> dict[str, Tensor]:
         for local_name, parameter in chunk.named_parameters():
             shard = parameter.main_grad.contiguous()
             name = global_name(policy.architecture, chunk, local_name)
-            if ".experts." in name:
-                # Not split over the tensor ranks, which may hold different experts.
-                found[name] = shard.clone()
-                continue
-            shards = [torch.empty_like(shard) for _ in range(policy.ranks.tp_size)]
-            dist.all_gather(shards, shard, group=policy.ranks.tp_group)
+            _, size, group = policy.ranks.splitting(name)
+            shards = [torch.empty_like(shard) for _ in range(size)]
+            dist.all_gather(shards, shard, group=group)
             full = sharding.join_shards(shards, local_name)
             if sharding.split_dimension(local_name) is None:
                 assert all(torch.equal(shard, other) for other in shards), local_name
@@ -291,7 +315,7 @@ def run_checkpoints(directory: Path) -> dict[str, dict[str, Any]]:
         )
         batch = make_batch("mixed", policy.architecture.vocab_size)
         before = {name: tensor.clone() for name, tensor in policy.weights()}
-        metrics = policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE)
+        metrics = policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE).metrics
         taken = {name: before[name] - tensor for name, tensor in policy.weights()}
         results[model_dir.name] = {"metrics": metrics, "gradients": taken}
         stop_parallel(keep_world=True)
@@ -365,7 +389,7 @@ def skipped_steps() -> dict[str, Any]:
         ("empty", []),
         ("sound", batch),
     ):
-        metrics = policy.update(sequences, objective=OBJECTIVE, temperature=TEMPERATURE)
+        metrics = policy.update(sequences, objective=OBJECTIVE, temperature=TEMPERATURE).metrics
         changed = any(not torch.equal(start[key], tensor) for key, tensor in policy.weights())
         # JSON has no infinity.
         results[name] = {

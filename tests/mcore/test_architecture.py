@@ -15,6 +15,7 @@ from megatron_credit.mcore.architecture import (
     read_architecture,
 )
 from megatron_credit.mcore.config import ParallelConfig
+from megatron_credit.mcore.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 # As published for a checkpoint of before transformers 5: rope_theta at the top level, and a window
 # size that is not in use.
@@ -37,8 +38,14 @@ QWEN2 = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
-LLAMA = QWEN2 | {"model_type": "llama", "sliding_window": None}
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+LLAMA = QWEN2 | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "sliding_window": None,
+}
+SLIDING = {"use_sliding_window": True, "sliding_window": 4096}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def write_config(directory: Path, config: dict) -> Path:
@@ -100,28 +107,115 @@ def test_rope_parameters_win_over_the_old_place(tmp_path):
     assert read_architecture(write_config(tmp_path, config)).rope_theta == 500.0
 
 
+def test_what_old_llama_checkpoints_leave_out(tmp_path):
+    left_out = {"num_key_value_heads", "rope_theta", "tie_word_embeddings", "rms_norm_eps"}
+    llama = {name: value for name, value in LLAMA.items() if name not in left_out}
+    found = read_architecture(write_config(tmp_path, llama))
+    assert (found.num_kv_heads, found.rope_theta) == (14, 10_000.0)
+    assert (found.tied_embeddings, found.norm_eps) == (False, 1e-6)
+
+
+@pytest.mark.parametrize(("family", "head_dim"), [("qwen3", 128), ("qwen2", 64), ("llama", 64)])
+def test_head_size_that_is_left_out(tmp_path, family, head_dim):
+    config = QWEN2 | {"model_type": family, "architectures": None, "sliding_window": None}
+    assert read_architecture(write_config(tmp_path, config)).head_dim == head_dim
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_scaled_rotary_positions(tmp_path, place):
+    llama = LLAMA | {place: LLAMA3 | {"rope_theta": 5e5}, "max_position_embeddings": 32000}
+    found = read_architecture(write_config(tmp_path, llama))
+    assert (found.rope_theta, found.max_positions) == (5e5, 32000)
+    assert found.rope_scaling == Llama3Scaling(
+        factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192
+    )
+    qwen = read_architecture(write_config(tmp_path, QWEN2 | {place: YARN}))
+    assert qwen.rope_theta == 1e6  # at the top level
+    assert qwen.rope_scaling == YarnScaling(
+        factor=4.0,
+        original_positions=8192,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        truncate=True,
+        attention_factor=pytest.approx(1.1386294361),  # 0.1 ln 4 + 1
+    )
+    linear = {place: {"type": "linear", "factor": 2.5}}
+    found = read_architecture(write_config(tmp_path, LLAMA | linear))
+    assert (found.rope_scaling, found.max_positions) == (LinearScaling(factor=2.5), 81920)
+
+
+def test_longest_sequence_of_yarn_is_one_that_the_engine_has_rotations_for(tmp_path):
+    """vLLM tabulates original window x factor positions, and accepts max_position_embeddings."""
+    short = QWEN2 | {"rope_scaling": YARN | {"factor": 2.0}}
+    assert read_architecture(write_config(tmp_path, short)).max_positions == 16384
+    long = QWEN2 | {"rope_scaling": YARN | {"factor": 8.0}}
+    assert read_architecture(write_config(tmp_path, long)).max_positions == 32768
+
+
 REFUSED = {
-    "family": (QWEN2 | {"model_type": "gemma3"}, ["model_type is 'gemma3'", "qwen3, qwen2, llama"]),
-    "experts": (QWEN2 | {"model_type": "qwen3_moe"}, ["model_type is 'qwen3_moe'"]),
-    "missing": (without("rms_norm_eps"), ["rms_norm_eps is missing"]),
+    "family": (QWEN2 | {"model_type": "gemma3"}, ["model_type is 'gemma3'", "qwen3, qwen3_moe"]),
+    "class": (
+        QWEN2 | {"architectures": ["Qwen2ForSequenceClassification"]},
+        ["architectures is ['Qwen2ForSequenceClassification'], expected ['Qwen2ForCausalLM']"],
+    ),
+    "missing": (without("hidden_size"), ["hidden_size is missing"]),
+    "missing groups": (without("num_key_value_heads"), ["num_key_value_heads is missing"]),
     "null": (QWEN2 | {"vocab_size": None}, ["vocab_size is missing"]),
-    "no theta": (without("rope_theta"), ["rope_theta is missing"]),
-    "no tie": (without("tie_word_embeddings"), ["tie_word_embeddings is missing"]),
+    "no head": (
+        QWEN2 | {"model_type": "qwen3", "architectures": None, "head_dim": None},
+        ["head_dim is None", "positive whole"],
+    ),
     "text size": (QWEN2 | {"hidden_size": "896"}, ["hidden_size is '896'", "positive whole"]),
     "zero": (QWEN2 | {"num_hidden_layers": 0}, ["num_hidden_layers is 0", "positive whole"]),
     "true size": (QWEN2 | {"vocab_size": True}, ["vocab_size is True", "positive whole"]),
     "negative eps": (QWEN2 | {"rms_norm_eps": -1}, ["rms_norm_eps is -1", "positive number"]),
-    "window": (QWEN2 | {"use_sliding_window": True}, ["use_sliding_window", "full attention"]),
+    "nan eps": (QWEN2 | {"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan", "positive number"]),
+    "window": (QWEN2 | SLIDING, ["sliding_window is 4096, below the model's 32768", "full"]),
+    "no size": (QWEN2 | SLIDING | {"sliding_window": "all"}, ["sliding_window is 'all'"]),
+    "odd layers": (QWEN2 | SLIDING | {"max_window_layers": "all"}, ["max_window_layers is 'all'"]),
+    "stretched window": (
+        LLAMA | {"sliding_window": 32768, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        ["sliding_window is 32768, below the model's 65536"],
+    ),
     "llama window": (LLAMA | {"sliding_window": 128}, ["sliding_window", "full attention"]),
+    "unknown key": (
+        QWEN2 | {"dual_chunk_attention_config": {"chunk_size": 262144}},
+        ["dual_chunk_attention_config is {'chunk_size': 262144}; this key is not known", "delete"],
+    ),
     "layer types": (
         QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]},
         ["layer_types", "only full_attention"],
     ),
-    "scaling": (QWEN2 | {"rope_scaling": YARN}, ["rope_scaling has type 'yarn'"]),
-    "scaling 5": (QWEN2 | {"rope_parameters": YARN}, ["rope_parameters has type 'yarn'"]),
-    "old scaling": (
-        QWEN2 | {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        ["rope_scaling has type 'linear'"],
+    "dynamic": (
+        QWEN2 | {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        ["rope_scaling has type 'dynamic'", "a longer sequence", "default, linear, llama3, yarn"],
+    ),
+    "longrope": (
+        LLAMA | {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
+        ["rope_parameters has type 'longrope'", "short", "default, linear, llama3, yarn"],
+    ),
+    "rope of two kinds": (
+        QWEN2 | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+        ["rope_parameters has ['full_attention']"],
+    ),
+    "no rope": (QWEN2 | {"rope_scaling": "linear"}, ["rope_scaling is 'linear'", "object"]),
+    "rope twice": (
+        QWEN2 | {"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 2.0}},
+        ["rope_scaling is {", "rope_parameters is {", "keep"],
+    ),
+    "no factor": (
+        QWEN2 | {"rope_scaling": {"type": "linear"}},
+        ["rope_scaling.factor is missing"],
+    ),
+    "factor": (QWEN2 | {"rope_scaling": YARN | {"factor": "4"}}, ["rope_scaling.factor is '4'"]),
+    "truncate": (QWEN2 | {"rope_scaling": YARN | {"truncate": 1}}, ["rope_scaling.truncate is 1"]),
+    "no band": (
+        LLAMA | {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+        ["rope_scaling.high_freq_factor is 1.0, expected more than 1.0"],
+    ),
+    "two windows": (
+        LLAMA | {"rope_scaling": LLAMA3, "original_max_position_embeddings": 4096},
+        ["original_max_position_embeddings differs", "[4096, 8192]"],
     ),
     "unknown rope": (
         QWEN2 | {"rope_parameters": {"rope_theta": 1e6, "short_factor": [1.0]}},
@@ -133,10 +227,15 @@ REFUSED = {
         ["quantization_config is set", "unquantised"],
     ),
     "activation": (QWEN2 | {"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "'silu'"]),
-    "bias": (LLAMA | {"attention_bias": True}, ["attention_bias is true", "llama"]),
-    "mlp bias": (LLAMA | {"mlp_bias": True}, ["mlp_bias is true", "llama"]),
+    "bias": (LLAMA | {"attention_bias": True}, ["attention_bias is True", "expected False"]),
+    "mlp bias": (LLAMA | {"mlp_bias": True}, ["mlp_bias is True", "expected False"]),
+    "scaled logits": (LLAMA | {"logit_scale": 0.0625}, ["logit_scale is 0.0625", "expected 1"]),
     "kv heads": (QWEN2 | {"num_key_value_heads": 4}, ["num_key_value_heads is 4", "=14"]),
     "head_dim": (QWEN2 | {"hidden_size": 900}, ["head_dim is missing", "=900", "=14"]),
+    "partial head": (
+        QWEN2 | {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
+        ["rope_parameters.partial_rotary_factor is 0.25, expected 1"],
+    ),
     "odd head": (QWEN2 | {"head_dim": 63}, ["head_dim is 63", "even"]),
 }
 
@@ -185,7 +284,12 @@ EXPERTS = dataclasses.replace(MODEL, num_experts=6, experts_per_token=2, expert_
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Architecture)])
 def test_fingerprint_tells_any_two_models_apart(field):
     value = vars(MODEL)[field]
-    other = "llama" if field == "family" else not value if value is True else value + 1
+    if field == "family":
+        other = "llama"
+    elif field == "rope_scaling":
+        other = LinearScaling(factor=2.0)
+    else:
+        other = not value if isinstance(value, bool) else value + 1
     changed = dataclasses.replace(MODEL, **{field: other})
     assert changed.fingerprint() != MODEL.fingerprint()
     assert MODEL.fingerprint() == dataclasses.replace(changed, **{field: value}).fingerprint()
@@ -246,7 +350,7 @@ BAD = {
         EXPERTS,
         {"expert": 3},
         2,
-        "expert=3 does not divide tensor x context x data=2",
+        "expert x expert_tensor=3 does not divide tensor x context x data=2",
     ),
     "experts without sp": (
         EXPERTS,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from mcore import convert_worker, expert_checks, tiny_models
-from mcore.convert_worker import LAYOUTS, WRITTEN
+from mcore import convert_worker, tiny_models
+from mcore.convert_worker import LAYOUTS, WRITTEN, fits
 
 KINDS = tiny_models.KINDS
 every_case = pytest.mark.parametrize(
-    "case", [f"{kind}/{layout}" for kind in KINDS for layout in LAYOUTS]
+    "case", [f"{kind}/{layout}" for kind in KINDS for layout in LAYOUTS if fits(kind, layout)]
 )
 
 
@@ -69,7 +69,7 @@ def test_random_weights_depend_on_the_name(results):
     assert len({results[f"{kind}/tp1"][0]["random"] for kind in KINDS}) == len(KINDS)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if fits("llama", layout)])
 def test_padding_rows_are_zero_and_only_where_the_vocabulary_is_odd(results, layout):
     # 131 rows need one row of padding for two tensor ranks; 136 need none. Random and loaded alike.
     odd = {tuple(rank["padding_rows"]) for rank in results[f"qwen3_odd_vocab/{layout}"]}
@@ -83,8 +83,10 @@ def test_bfloat16_weights_are_the_rounded_ones(results, case):
     assert [rank["bf16"] for rank in results[case]] == [[]] * convert_worker.WORLD_SIZE
 
 
-@pytest.mark.parametrize("layout", WRITTEN)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [(kind, layout) for kind in KINDS for layout in WRITTEN if fits(kind, layout)],
+)
 def test_transformers_reads_what_was_written(directory, kind, layout):
     reference = torch.load(directory / kind / "reference.pt")
     found = tiny_models.reference_logits(directory / f"{kind}-{layout}", reference["ids"])
@@ -105,21 +107,3 @@ def test_attention_and_its_gradients(results, layout):
     for rank in results[f"attention/{layout}"]:
         for inputs in ("packed", "batch"):
             assert max(rank[inputs].values()) <= 2e-6
-
-
-@pytest.mark.parametrize("layout", expert_checks.LAYOUTS)
-def test_experts_are_the_same_wherever_they_live(results, layout):
-    whole = results["experts/ep1"][0]["digests"]
-    assert sum("local_experts" in name for name in whole) == 2 * 4 * 2
-    found = {}
-    for rank in results[f"experts/{layout}"]:
-        found |= rank["digests"]
-        assert rank["digests"].items() <= whole.items()
-    assert found.keys() == whole.keys()
-
-
-@pytest.mark.parametrize("layout", expert_checks.LAYOUTS)
-def test_expert_parallel_logits(results, layout):
-    errors = [rank["error"] for rank in results[f"experts/{layout}"]]
-    assert max(errors) >= 0
-    assert max(errors) <= 1e-6

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mcore.parity_worker import make_batch
+from mcore.parity_worker import MODELS, make_batch
+from mcore.replay_checks import with_experts
 from safetensors.torch import load, save
 
 from megatron_credit.mcore.exchange import broadcast_payload, decode_sequences, encode_sequences
@@ -26,6 +27,11 @@ def test_round_trip_without_optional_fields():
         for sequence in make_batch("mixed", 134)
     ]
     assert_same(decode_sequences(encode_sequences(batch)), batch)
+
+
+def test_round_trip_with_experts():
+    batch = with_experts(make_batch("mixed", 134), MODELS["moe"])
+    assert_same(decode_sequences(load(save(encode_sequences(batch)))), batch)
 
 
 def test_no_sequences():

@@ -4,9 +4,15 @@ import json
 
 import pytest
 import torch
+from mcore import tiny_models
 from safetensors.torch import save_file
 
-from megatron_credit.mcore.hf_files import open_checkpoint, tensor_names, write_checkpoint
+from megatron_credit.mcore.hf_files import (
+    open_checkpoint,
+    refuse_unread,
+    tensor_names,
+    write_checkpoint,
+)
 
 TENSORS = {
     "first": torch.arange(6.0).view(2, 3),
@@ -98,3 +104,47 @@ def test_what_cannot_be_read(tmp_path, source):
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"names files that do not exist: gone\.safetensors"):
         open_checkpoint(source)
+
+
+def test_experts_that_share_a_tensor_are_read_one_by_one(tmp_path):
+    """As transformers 5 keeps them in memory, and writes them when asked to."""
+    model = tiny_models.tiny_model("qwen3_moe")
+    model.save_pretrained(tmp_path / "published")
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    names = tensor_names(tmp_path / "published")
+    assert "model.layers.3.mlp.experts.7.up_proj.weight" in names
+    assert "model.layers.3.mlp.experts.gate_up_proj" in tensor_names(tmp_path / "fused")
+    published, fused = open_checkpoint(tmp_path / "published"), open_checkpoint(tmp_path / "fused")
+    for name in names:
+        assert torch.equal(published(name), fused(name)), name
+    absent = "model.layers.4.mlp.experts.0.up_proj.weight"
+    with pytest.raises(ValueError, match=f"has no tensor {absent}"):
+        fused(absent)
+
+
+EMBEDDING = torch.arange(6.0).view(3, 2)
+EXPERT = "model.layers.0.mlp.experts.{}.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("extra", "unread"),
+    [
+        ({}, ""),
+        ({"lm_head.weight": EMBEDDING.clone()}, ""),
+        ({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, ""),
+        ({"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 8, 2)}, ""),
+        ({"lm_head.weight": EMBEDDING + 1}, "1 tensors .* no place for: lm_head.weight"),
+        (
+            {f"model.layers.{layer}.self_attn.q_proj.bias": torch.ones(2) for layer in range(9)},
+            "9 tensors .*: model.layers.0.self_attn.q_proj.bias, .*; correct config.json",
+        ),
+    ],
+)
+def test_no_tensor_of_a_checkpoint_is_ignored(tmp_path, extra, unread):
+    tensors = {"model.embed_tokens.weight": EMBEDDING}
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    read = [*tensors, EXPERT.format(0), EXPERT.format(1)]
+    if not unread:
+        return refuse_unread(tmp_path, read)
+    with pytest.raises(ValueError, match=unread):
+        refuse_unread(tmp_path, read)

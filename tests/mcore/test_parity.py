@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from mcore import parity_worker, tiny_models
+from mcore import parity_worker, replay_checks, tiny_models
 from mcore.parity_worker import CASES, OBJECTIVE, TEMPERATURE
 from transformers import AutoModelForCausalLM
 
 TOLERANCE = 1e-5
-CHECKPOINTS = ("qwen3_odd_vocab", "qwen2_bias")
+CHECKPOINTS = ("qwen3_odd_vocab", "qwen2_bias", "qwen3_moe", "qwen3_moe_shares")
 EXACT = {name: case for cases in CASES.values() for name, case in cases.items()}
 BF16 = [name for name, case in EXACT.items() if case.dtype == "bf16"]
 FP32 = [name for name, case in EXACT.items() if case.dtype == "fp32"]
@@ -45,7 +45,9 @@ def results(directory):
 def reference(results, name):
     """The result of one rank on the same model and batch."""
     case = EXACT[name]
-    return results["single" if case.batch == "single" else case.model]
+    if case.batch == "single":
+        return results["single"]
+    return results["replayed_moe" if case.replayed else case.model]
 
 
 @pytest.mark.parametrize("name", FP32)
@@ -93,14 +95,18 @@ def test_bf16_differs_by_no_more_than_its_rounding(results, name):
 def test_step_is_that_of_float64_arithmetic_on_the_transformers_model(directory, kind):
     """An independent computation: no packing, no megatron, logits in full."""
     found = torch.load(directory / "hugging_face.pt")[kind]
-    model = AutoModelForCausalLM.from_pretrained(directory / kind, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory / kind, dtype=torch.float64, experts_implementation="eager"
+    )
     loss = plain_loss(model, parity_worker.make_batch("mixed", model.config.vocab_size))
     loss.backward()
     assert found["metrics"]["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
-    for name, parameter in model.named_parameters():
-        if name in found["gradients"]:
-            gap = (found["gradients"][name].double() - parameter.grad).abs().max()
-            assert gap <= TOLERANCE * max(1.0, parameter.grad.abs().max()), name
+    named = ((name, parameter.grad) for name, parameter in model.named_parameters())
+    expected = dict(tiny_models.published(named))
+    assert found["gradients"].keys() == expected.keys()
+    for name, gradient in expected.items():
+        gap = (found["gradients"][name].double() - gradient).abs().max()
+        assert gap <= TOLERANCE * max(1.0, gradient.abs().max()), name
     norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
     assert found["metrics"]["grad_norm"] == pytest.approx(norm, rel=TOLERANCE)
 
@@ -170,3 +176,56 @@ def test_skipped_steps_leave_no_trace(directory):
     assert sorted(results["empty"]["metrics"]) == sorted(results["sound"]["metrics"])
     assert results["sound"]["changed"] and results["sound"]["steps"] == 1
     assert results["sound"]["metrics"]["optimizer/skipped"] == "0.0"
+
+
+@pytest.fixture(scope="module")
+def replay(directory):
+    return torch.load(directory / "replay.pt")
+
+
+@pytest.mark.parametrize("kind", replay_checks.REPLAYED)
+def test_the_routers_own_choice_replayed_gives_the_same_bits(replay, kind):
+    for name in ("replayed", "not replayed"):
+        for own_T, other_T in zip(replay[kind]["own"], replay[kind][name], strict=True):
+            assert torch.equal(own_T, other_T)
+
+
+@pytest.mark.parametrize("kind", replay_checks.REPLAYED)
+def test_replayed_experts_are_those_that_compute(directory, replay, kind):
+    """Against transformers in float64, its routers told by hand which experts to take."""
+    model = AutoModelForCausalLM.from_pretrained(
+        directory / kind, dtype=torch.float64, experts_implementation="eager"
+    )
+    found = replay[kind]
+    changed = 0.0
+    for fields, random_T, own_T in zip(
+        found["sequences"], found["random"], found["own"], strict=True
+    ):
+        ids_L, first = fields["token_ids_L"], fields["num_prompt"] - 1
+        with torch.no_grad(), tiny_models.routed(model, fields["routed_experts_LDK"].long()):
+            logits_TV = model(ids_L[None]).logits[0, first:-1] / TEMPERATURE
+        expected_T = logits_TV.log_softmax(-1).gather(-1, ids_L[first + 1 :, None])[:, 0]
+        torch.testing.assert_close(random_T.double(), expected_T, rtol=0, atol=TOLERANCE)
+        if len(random_T):
+            changed = max(changed, (random_T - own_T).abs().max().item())
+    assert changed > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent", "sequence 0 does not say which experts its tokens went to"),
+        ("layers", "sequence 0: routed in 3 layers to 2 experts a token, but this model has 4"),
+        ("twice", "token 2 was routed in layer 1 to experts [1, 1]; expected different ones of 0"),
+        ("partly", "token 0 was routed in layer 0 to experts [2, -1]"),
+        ("beyond", "token 3 was routed in layer 2 to experts [4, "),
+    ],
+)
+def test_experts_of_another_model_are_refused(replay, name, message):
+    assert message in replay["refused"][name]
+
+
+def test_a_bfloat16_model_routes_in_float32(replay):
+    found = replay["bf16"]
+    assert (found["hidden"], found["weight"]) == ({"torch.bfloat16"}, {"torch.float32"})
+    assert found["gap"] <= 1e-6

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import psutil
 import torch
+from mcore.tiny_models import published
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from megatron_credit.rollouts.buckets import Piece
@@ -76,10 +77,14 @@ def uneven(model):
 
 
 @contextmanager
-def started(model, path: Path, config: EngineConfig = CONFIG) -> Iterator[Engine]:
+def started(
+    model, path: Path, config: EngineConfig = CONFIG, *, routed_experts: bool = False
+) -> Iterator[Engine]:
     model.save_pretrained(path / "model")
     log = path / "engine.log"
-    server = EngineServer.start(path / "model", config, log_path=log, seed=0)
+    server = EngineServer.start(
+        path / "model", config, log_path=log, seed=0, routed_experts=routed_experts
+    )
     try:
         server.wait_ready(200)
         client = EngineClient(
@@ -131,6 +136,20 @@ def largest_gap(model, client, requests, temperature=1.0) -> float:
     return max(gaps)
 
 
+def chosen_experts(model, token_ids) -> torch.Tensor:
+    """int16, [tokens, layers, experts per token]: where the model's routers send these tokens."""
+    chosen = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda _gate, _inputs, output: chosen.append(output))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack([expert_LK for _, _, expert_LK in chosen], dim=1).to(torch.int16)
+
+
 def perturb(model, seed):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -140,19 +159,7 @@ def perturb(model, seed):
 
 def checkpoint_tensors(model) -> list[tuple[str, torch.Tensor]]:
     """The weights as a checkpoint has them: one tensor an expert, a tied head not at all."""
-    tensors = []
-    for name, parameter in model.named_parameters():
-        stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
-        for number, weight in enumerate(parameter.detach() if "experts." in name else ()):
-            if name.endswith("gate_up_proj"):
-                gate, up = weight.chunk(2)
-                tensors.append((f"{stem}{number}.gate_proj.weight", gate))
-                tensors.append((f"{stem}{number}.up_proj.weight", up))
-            else:
-                tensors.append((f"{stem}{number}.down_proj.weight", weight))
-        if "experts." not in name:
-            tensors.append((name, parameter.detach()))
-    return tensors
+    return [(name, tensor.detach()) for name, tensor in published(model.named_parameters())]
 
 
 def announced(tensors) -> list[Piece]:

@@ -6,6 +6,7 @@ packs and pads on a CPU.
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from rollouts.engine_checks import (
     CONFIG,
     announced,
     checkpoint_tensors,
+    chosen_experts,
     core_of,
     dense_model,
     expert_model,
@@ -23,6 +25,8 @@ from rollouts.engine_checks import (
     started,
 )
 
+from megatron_credit.batch.routing import decode_experts
+from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.errors import EngineError
 
 REQUESTS = [request([20, 30, 42 + k]) for k in range(4)]
@@ -36,25 +40,69 @@ def require_synced(engine, model, version):
     assert largest_gap(model, engine.client, REQUESTS) <= 1e-4
 
 
+def require_routed(engine, model):
+    """Every token that was read comes back with the experts that the model chooses for it, from
+    requests of many lengths at once and a prompt that was read before."""
+    prompts = [[20, 30], [k % 300 + 10 for k in range(270)], [20, 30, 44], [9]]
+    requests = [request(prompt, seed=k, num_samples=3) for k, prompt in enumerate(2 * prompts)]
+    for one, samples in zip(requests, engine.client.generate(requests), strict=True):
+        for sample in samples:
+            require_chosen(model, one, sample)
+
+
+def require_routed_again(engine, model):
+    """Requests that run while new weights come are read again; so are their experts."""
+    long = {"num_samples": 1, "max_new_tokens": 310, "stop_token_ids": (383,)}
+    requests = [request([20, 30, 50 + k], **long, seed=k) for k in range(60)]
+    with ThreadPoolExecutor(1) as pool:
+        generated = pool.submit(engine.client.generate, requests)
+        time.sleep(0.4)
+        perturb(model, 3)
+        send(engine.sync, checkpoint_tensors(model), 3)
+        answers = generated.result()
+    mixed = [
+        (one, sample)
+        for one, (sample,) in zip(requests, answers, strict=True)
+        if len(sample.versions) == 2
+    ]
+    assert mixed
+    for one, sample in mixed:
+        require_chosen(model, one, sample)
+
+
+def require_chosen(model, one, sample):
+    """The sample comes with the experts that the model chooses, and none for the last token."""
+    ids = [*one.prompt_ids, *sample.token_ids]
+    found_LDK = decode_experts(sample.routed_experts, num_tokens=len(ids))
+    assert (found_LDK[-1] == -1).all()
+    expected_LDK = chosen_experts(model, ids[:-1])
+    assert found_LDK[:-1].sort(-1).values.equal(expected_LDK.sort(-1).values)
+
+
 def test_an_engine_with_experts(tmp_path):
     model = expert_model()
-    config = CONFIG.model_copy(update={"request_timeout_s": 3.0})
-    with started(model, tmp_path, config) as engine:
+    with started(model, tmp_path, routed_experts=True) as engine:
         for version in (1, 2):  # the first may pack what the second would leave packed
             require_synced(engine, model, version)
+        require_routed(engine, model)
+        require_routed_again(engine, model)
         core = core_of(engine.server)
         core.send_signal(signal.SIGSTOP)
         start = time.monotonic()
+        hasty = EngineClient(
+            engine.server.address, request_timeout_s=3.0, api_key=engine.server.api_key
+        )
         with pytest.raises(EngineError, match=r"generation: .* gave no answer within 3 s"):
-            engine.client.generate([request([20, k], num_samples=1) for k in range(300)])
+            hasty.generate([request([20, k], num_samples=1) for k in range(300)])
+        hasty.close()
         assert time.monotonic() - start < 6
         core.send_signal(signal.SIGCONT)
         complete = checkpoint_tensors(model)
         left_out = "model.layers.1.mlp.experts.3.up_proj.weight"
         with pytest.raises(EngineError, match=r"left out parts of model\.layers\.1\.mlp\.experts"):
-            send(engine.sync, [pair for pair in complete if pair[0] != left_out], 3)
+            send(engine.sync, [pair for pair in complete if pair[0] != left_out], 4)
         with pytest.raises(EngineError, match=r"weight sync, start: .* answered 500"):
-            send(engine.sync, complete, 4)  # it would be mixed with what came before
+            send(engine.sync, complete, 5)  # it would be mixed with what came before
 
 
 def test_an_engine_whose_core_is_killed_in_a_sync(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_credit.rollouts import guard
+from megatron_credit.rollouts import guard, vllm_api
 from megatron_credit.rollouts.buckets import Piece, bucket_bytes, pack, plan_buckets, unpack
 from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.config import EngineConfig
@@ -121,6 +121,28 @@ def test_a_hanging_engine_is_given_up(tmp_path):
         client = EngineClient(address, request_timeout_s=0.5, log_path=log)
         with pytest.raises(EngineError, match=r"gave no answer within 0.5 s(.|\n)*line of the log"):
             client.reset_prefix_cache()
+
+
+def server_options(config, backend):
+    return vllm_api.server_command(
+        Path("model"), config, port=1, seed=0, backend=backend, routed_experts=True
+    )
+
+
+def test_routed_experts_are_asked_for_in_the_way_of_the_backend():
+    config = EngineConfig(max_model_len=64)
+    on_gpu = server_options(config, "nccl")
+    assert "--enable-return-routed-experts" in on_gpu
+    on_cpu = server_options(config, "gloo")
+    assert "--no-enable-prefix-caching" in on_cpu
+    recorders = [option for option in on_cpu if ".cpu_routing." in option]
+    assert [option.split("=")[0] for option in recorders] == ["--worker-cls", "--scheduler-cls"]
+
+
+def test_routed_experts_of_several_cpu_ranks_are_refused():
+    config = EngineConfig(max_model_len=64, tensor_parallel=2)
+    with pytest.raises(ValueError, match=r"engine\.tensor_parallel=2: .* policy\.router_replay"):
+        server_options(config, "gloo")
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):

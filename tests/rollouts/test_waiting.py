@@ -39,6 +39,7 @@ class FakeEngine(http.server.BaseHTTPRequestHandler):
             "logprobs": {"content": [{"logprob": -0.5}]},
             "finish_reason": "stop",
             "weight_versions": [{"version": "3", "start": 0, "end": 1}],
+            "routed_experts": None,
         }
         self.answer({"choices": [choice]}, 200)
 

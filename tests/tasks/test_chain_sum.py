@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from megatron_credit.batch.rollout import Prompt
-from megatron_credit.tasks import TaskConfig, build_task
+from megatron_credit.tasks import TaskConfig
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
 
 QUESTION = "State the final answer to the following arithmetic problem: 6 + 7 - 8 + 8 ="
@@ -16,7 +16,7 @@ PROMPT = Prompt(id="x", messages=[{"role": "user", "content": QUESTION}], answer
 
 @pytest.fixture(scope="module")
 def task():
-    return build_task(ChainSumConfig())
+    return ChainSum(ChainSumConfig())
 
 
 def question(prompt):
@@ -122,7 +122,17 @@ def test_negative_index_is_refused(task):
     ],
 )
 def test_grade(task, text, reward):
-    assert task.grade(PROMPT, text) == reward
+    assert task.grade([(PROMPT, text)])[0].reward == reward
+
+
+def test_verdicts_keep_their_order_and_name_the_answer(task):
+    texts = ["<answer>013</answer>", "no answer", "<answer>12</answer>"]
+    verdicts = task.grade([(PROMPT, text) for text in texts])
+    assert [(verdict.outcome, verdict.parsed) for verdict in verdicts] == [
+        ("right", "13"),
+        ("unparsed", None),
+        ("wrong", "12"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -181,5 +181,5 @@ def test_exact_solution_of_every_training_question_is_right(task):
     for index in range(200):
         prompt = task.train_prompt(index)
         solution = exact_solution(prompt.messages[0]["content"])
-        assert task.grade(prompt, solution) == 1.0
+        assert task.grade([(prompt, solution)])[0].reward == 1.0
         assert first_wrong_step(solution, prompt.messages[0]["content"]) is None

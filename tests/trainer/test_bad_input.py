@@ -137,6 +137,11 @@ def test_pipeline_does_not_divide_the_layers(run):
     assert "does not divide num_layers=4" in output
 
 
+def test_router_replay_without_experts(run):
+    output = run("policy.router_replay=true")
+    assert "policy.router_replay = true, but" in output and "has no experts" in output
+
+
 def test_processes_are_no_multiple(run):
     assert "run.processes=3 is not a multiple" in run("run.processes=3")
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from megatron_credit.batch.rollout_files import read_rollouts
+from megatron_credit.trainer.metric_names import is_known
 from megatron_credit.trainer.metrics import read_metrics
 from megatron_credit.trainer.run_directory import RunDirectory
 
@@ -74,12 +77,32 @@ def test_it_trains_to_the_end_and_leaves_everything(undisturbed):
         "trainer-0.log",
         "trainer-1.log",
     ]
-    assert list(directory.tensorboard.iterdir())
+    assert list((directory.root / "tensorboard").iterdir())
     rollouts = [json.loads(line) for line in directory.rollout_file(5).read_text().splitlines()]
     assert len(rollouts) == 24
     assert {tuple(span) for r in rollouts for span in r["versions"]} == {
         (4, 0, len(r["response_ids"])) for r in rollouts
     }
+
+
+def test_rollouts_say_what_the_trainer_found_of_each_token(undisturbed):
+    for rollout in read_rollouts(undisturbed[0].rollout_file(2)):
+        policy_T = torch.tensor(rollout.token_values["policy_logprob"])
+        gap_T = (policy_T - torch.tensor(rollout.logprobs)).abs()
+        assert gap_T.max() <= 1e-4
+        assert len(rollout.token_values["entropy"]) == len(rollout.response_ids)
+        assert min(rollout.token_values["entropy"]) >= 0
+        assert rollout.outcome in ("right", "wrong", "unparsed")
+        assert (rollout.reward == 1.0) == (rollout.parsed == rollout.answer)
+        # One credit for the whole response, positive where it was better than its group.
+        assert len(set(rollout.advantages)) == 1
+        assert (rollout.advantages[0] > 0) <= (rollout.reward == 1.0)
+
+
+def test_every_metric_is_documented(undisturbed):
+    names = {name for record in read_metrics(undisturbed[0].metrics) for name in record}
+    assert [name for name in names if not is_known(name)] == []
+    assert {"reward/right", "group/equal_rewards", "credit/max", "timing/sync_s"} <= names
 
 
 def test_engine_and_trainer_agree_on_every_log_prob(undisturbed):

@@ -6,11 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from megatron_credit.batch.rollout import Rollout, VersionSpan, read_rollouts, write_rollouts
+from megatron_credit.batch.rollout import Rollout, VersionSpan
+from megatron_credit.batch.rollout_files import read_rollouts, write_rollouts
 from megatron_credit.trainer.config import CreditSection
 from megatron_credit.trainer.experience import Experience, assign_credit, to_sequence
 from megatron_credit.trainer.loop import mean_metrics
-from megatron_credit.trainer.sampler import derive_seed, group_metrics
+from megatron_credit.trainer.sampler import derive_seed, distinct_names, group_metrics
 
 
 def rollout(sample, reward, length):
@@ -72,6 +73,10 @@ def test_rollout_files_round_trip(tmp_path):
     first, second = read_rollouts(tmp_path / "r.jsonl")
     assert first == rollouts[0]
     assert math.isnan(second.reward)
+
+
+def test_a_prompt_that_comes_twice_in_a_step_gets_other_samples():
+    assert distinct_names(["a", "b", "a", "a"]) == ["a", "b", "a#1", "a#2"]
 
 
 def test_seeds_depend_on_their_arguments_alone_and_lie_far_apart():

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from megatron_credit.trainer import metric_names
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.load_config import section_types
 from megatron_credit.trainer.reference import reference
@@ -18,3 +19,7 @@ def test_every_key_has_a_meaning():
         for model in section_types(field.annotation):
             for key, declared in model.model_fields.items():
                 assert declared.description, f"{name}.{key} has no docstring"
+
+
+def test_the_metrics_document_is_what_the_table_says():
+    assert (DOCUMENT.parent / "metrics.md").read_text() == metric_names.reference()

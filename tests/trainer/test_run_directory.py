@@ -18,14 +18,14 @@ def make(path):
 
 def test_metrics_are_kept_up_to_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, tmp_path / "board", last_step=0)
+    log = MetricsLog(path, [], last_step=0)
     for step in range(5):
         log.write(step, {"reward/mean": step / 10})
     log.close()
     with path.open("a") as lines:
         lines.write('{"step": 5, "reward/me')  # a kill in the middle of a write
     assert [record["step"] for record in read_metrics(path)] == [0, 1, 2, 3, 4]
-    log = MetricsLog(path, tmp_path / "board", last_step=2)
+    log = MetricsLog(path, [], last_step=2)
     log.write(3, {"reward/mean": 9.0})
     log.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]
