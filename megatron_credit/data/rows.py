@@ -64,14 +64,14 @@ def require(raw: Mapping[str, Any], name: str) -> Any:
 
 def missing(names: str, raw: Mapping[str, Any]) -> RowProblem:
     """The problem of a row without the named columns."""
-    return RowProblem("missing column", f"{names} is not among {shown(list(raw))}")
+    return RowProblem("missing column", f"{names}; the row has {shown(list(raw))}")
 
 
 def parse_question(raw: Mapping[str, Any], columns: ColumnsConfig) -> list[dict[str, str]]:
     """The chat messages of a row; a text becomes the user's message."""
     found = {name: lookup(raw, name) for name in (columns.prompt, columns.messages) if name}
     if all(value is MISSING for value in found.values()):
-        raise missing(" nor ".join(map(repr, found)), raw)
+        raise missing("neither " * (len(found) > 1) + " nor ".join(map(repr, found)), raw)
     present = {name: value for name, value in found.items() if value is not MISSING}
     given = [name for name, value in present.items() if value is not None]
     if not given:

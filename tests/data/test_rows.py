@@ -64,7 +64,7 @@ def test_answers_are_text_or_numbers(value, text):
 @pytest.mark.parametrize(
     ("change", "reason", "message"),
     [
-        ({"prompt": ...}, "missing column", r"'prompt' nor 'messages' is not among \['answer'\]"),
+        ({"prompt": ...}, "missing column", r"'prompt' nor 'messages'; the row has \['answer'\]"),
         ({"prompt": None}, "empty prompt", "null in 'prompt'$"),
         ({"prompt": None, "messages": None}, "empty prompt", "null in 'prompt' and 'messages'"),
         ({"prompt": " \n"}, "empty prompt", r"it is ' \\n'"),
@@ -81,7 +81,7 @@ def test_answers_are_text_or_numbers(value, text):
         ({"prompt": [USER | {"content": ""}]}, "empty prompt", "message 1 has no content"),
         ({"prompt": [USER | {"tool_calls": [1]}]}, "bad messages", r"has \['tool_calls'\]"),
         ({"prompt": [USER, USER | {"role": "assistant"}]}, "bad messages", "last one is by ass"),
-        ({"answer": ...}, "missing column", "'answer' is not among"),
+        ({"answer": ...}, "missing column", "'answer'; the row has"),
         ({"answer": None}, "missing answer", "it is null"),
         ({"answer": " "}, "missing answer", "it is ' '"),
         ({"answer": True}, "answer of another type", "not the boolean True"),
@@ -110,11 +110,11 @@ def test_malformed_rows_say_what_is_wrong(change, reason, message):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": "uid"}, "'uid' is not among"),
-        ({"metadata": "extra"}, "'extra' is not among"),
-        ({"metadata": ("level",)}, "'level' is not among"),
-        ({"answer": "reward.truth"}, "'reward.truth' is not among"),
-        ({"answer": "prompt.truth"}, "'prompt.truth' is not among"),
+        ({"id": "uid"}, "'uid'; the row has"),
+        ({"metadata": "extra"}, "'extra'; the row has"),
+        ({"metadata": ("level",)}, "'level'; the row has"),
+        ({"answer": "reward.truth"}, "'reward.truth'; the row has"),
+        ({"answer": "prompt.truth"}, "'prompt.truth'; the row has"),
     ],
 )
 def test_a_column_that_was_named_must_exist(columns, message):
