@@ -1,17 +1,13 @@
 """The command line: `megatron-credit COMMAND --help` says what each command does."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-BAD_INPUT = 2
-FAILED = 1
-STOPPED = 130
+from megatron_credit.bench_commands import bench
+from megatron_credit.console import BAD_INPUT, FAILED, escaped, plain_console, reported_errors
 
 
 class RecordFormat(StrEnum):
@@ -24,6 +20,7 @@ class RecordFormat(StrEnum):
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 convert = typer.Typer(no_args_is_help=True)
 app.add_typer(convert, name="convert", help="Between Hugging Face models and checkpoints.")
+app.add_typer(bench, name="bench", help="Measures speed and memory on this machine.")
 
 Config = Annotated[Path, typer.Argument(help="TOML file of the run, as in configs/.")]
 Overrides = Annotated[
@@ -264,37 +261,6 @@ def doctor() -> None:
             console.print(f"        for {finding.purpose}: {escaped(finding.remedy)}")
         complete = complete and (finding.fine or not finding.required)
     raise typer.Exit(0 if complete else FAILED)
-
-
-@contextmanager
-def reported_errors() -> Iterator[None]:
-    """Turns what a user can act on into one message and an exit code, without a traceback."""
-    from megatron_credit.errors import FailedProcess
-
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        yield
-    except ValueError as error:
-        errors.print(f"[bold red]error:[/] {escaped(error)}")
-        raise typer.Exit(BAD_INPUT) from None
-    except FailedProcess as error:
-        errors.print(f"[bold red]failed:[/] {escaped(error)}")
-        raise typer.Exit(FAILED) from None
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command goes on from what was written")
-        raise typer.Exit(STOPPED) from None
-
-
-def plain_console() -> Console:
-    """Standard output, without colours where it is no terminal."""
-    return Console(highlight=False, soft_wrap=True)
-
-
-def escaped(text: object) -> str:
-    """Text in which square brackets stay what they are."""
-    from rich.markup import escape
-
-    return escape(str(text))
 
 
 def main() -> None:

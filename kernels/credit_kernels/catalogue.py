@@ -1,8 +1,10 @@
 """The operations of this package; tests and benchmarks go over the list."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from credit_kernels.logprob.cases import CASES, Case
+from credit_kernels.evidence import cases as evidence
+from credit_kernels.logprob import cases as logprob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +16,16 @@ class Operation:
     """
 
     name: str
-    cases: tuple[Case, ...]
+    cases: Sequence[logprob.Case]
+    backends: tuple[str, ...]
 
 
-OPERATIONS = (Operation(name="linear_logprob", cases=CASES),)
+OPERATIONS = (
+    Operation(
+        name="linear_logprob", cases=logprob.CASES, backends=("torch", "rows", "tiles")
+    ),
+    # Its cases compute both, evidence_stats without gradient.
+    Operation(
+        name="evidence_stats and evidence_loss", cases=evidence.CASES, backends=("torch",)
+    ),
+)

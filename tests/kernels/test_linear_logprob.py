@@ -273,8 +273,9 @@ def test_bfloat16_weight_gradient_is_summed_in_float32():
         ({"temperature": math.nan}, "temperature=nan"),
         ({"temperature": math.inf}, "temperature=inf"),
         ({"softcap": -1.0}, "softcap=-1.0"),
-        ({"backend": "tiles"}, r"'tiles' is not available for .*\['auto', 'torch'\]"),
-        ({"backend": "cuda"}, r"'cuda' is not available for .*\['auto', 'torch'\]"),
+        ({"backend": "tiles"}, "'tiles' cannot run .* interpreter only; set TRITON_INTERPRET=1"),
+        ({"backend": "rows"}, "'rows' cannot run .* or use backend='torch'"),
+        ({"backend": "cuda"}, r"'cuda' is not available .*\['auto', 'torch', 'rows', 'tiles'\]"),
     ],
 )
 def test_bad_input_is_refused(change, message):

@@ -1,12 +1,10 @@
-"""The kernels' packaging, and the choice of a backend."""
+"""The kernels' packaging."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import credit_kernels
-import pytest
-from credit_kernels.dispatch import choose
 
 ROOT = Path(credit_kernels.__file__).parents[1]
 
@@ -30,13 +28,3 @@ def test_the_package_stands_alone():
     others = ("megatron", "vllm", "transformers", "megatron_credit", "triton", "numpy.testing")
     code = f"import sys, credit_kernels; print([name for name in {others} if name in sys.modules])"
     assert python(code) == "[]"
-
-
-def test_auto_takes_torch():
-    assert choose("auto", {"torch": 1, "rows": 2}, operation="op") == 1
-    assert choose("rows", {"torch": 1, "rows": 2}, operation="op") == 2
-
-
-def test_no_backend_stands_in_for_another():
-    with pytest.raises(ValueError, match=r"backend='rows' .* op; use one of \['auto', 'torch'\]"):
-        choose("rows", {"torch": 1}, operation="op")

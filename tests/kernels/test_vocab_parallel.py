@@ -1,4 +1,9 @@
-"""linear_logprob over Gloo shards of unequal size equals one rank, in values and gradients."""
+"""linear_logprob over Gloo shards of unequal size equals one rank, in values and gradients.
+
+By the backends that KERNEL_BACKENDS names; test_triton starts this file again for those of Triton.
+"""
+
+import os
 
 import pytest
 import torch
@@ -28,7 +33,8 @@ CUTS = {
         "one_column": (0, 0, 1, 1),
     },
 }
-PROBLEMS = [(size, name) for size, cuts in CUTS.items() for name in cuts]
+BACKENDS = os.environ.get("KERNEL_BACKENDS", "torch").split()
+PROBLEMS = [(b, size, name) for b in BACKENDS for size, cuts in CUTS.items() for name in cuts]
 QUANTITIES = ("logprob", "entropy", "hidden gradient", "weight gradient")
 
 
@@ -45,7 +51,7 @@ def evaluate(function, hidden_TH, weight_VH, target_T):
     return [*outputs, *torch.autograd.grad(mixture(*outputs), (hidden_TH, weight_VH))]
 
 
-def sharded(case, cut, rank, group, inputs):
+def sharded(case, cut, rank, group, inputs, backend):
     """This rank's shard's values, with the gradient of hidden summed over the group."""
     part = slice(cut[rank], cut[rank + 1])
     shard = VocabShard(part.start, part.stop, case.total, group)
@@ -58,6 +64,7 @@ def sharded(case, cut, rank, group, inputs):
             shard=shard,
             temperature=case.temperature,
             softcap=case.softcap,
+            backend=backend,
             return_entropy=True,
         )
 
@@ -71,12 +78,12 @@ def largest(difference):
     return difference.abs().max().item() if difference.numel() else 0.0
 
 
-def errors(case, cut, rank, group):
+def errors(case, cut, rank, group, backend):
     """For each quantity, the error of the shards and that of eager torch on one rank."""
     inputs = case.draw(torch.float32)
     truth = evaluate(case.plain, inputs[0].double(), inputs[1].double(), inputs[2])
     eager = evaluate(case.plain, *inputs)
-    mine = sharded(case, cut, rank, group, inputs)
+    mine = sharded(case, cut, rank, group, inputs, backend)
     part = slice(cut[rank], cut[rank + 1])
     pairs = []
     for index in range(len(QUANTITIES)):
@@ -91,16 +98,16 @@ def shard_worker(rank, store, results):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     groups = {size: dist.new_group(list(range(size))) for size in CUTS}
     cases = {case.name: case for case in CASES}
-    for size, name in PROBLEMS:
+    for backend, size, name in PROBLEMS:
         if rank < size:
-            found = errors(cases[name], CUTS[size][name], rank, groups[size])
-            results.put((size, name, rank, found))
+            found = errors(cases[name], CUTS[size][name], rank, groups[size], backend)
+            results.put((backend, size, name, rank, found))
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """(size, name, rank) -> pairs of errors; one set of processes for all problems."""
+    """(backend, size, name, rank) -> pairs of errors; one set of processes for all problems."""
     store = tmp_path_factory.mktemp("shards") / "store"
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
@@ -112,22 +119,24 @@ def found(tmp_path_factory):
     for worker in workers:
         worker.join(120)
     assert [worker.exitcode for worker in workers] == [0] * WORLD
-    answers = [results.get() for _ in range(sum(size for size, _ in PROBLEMS))]
-    return {(size, name, rank): pairs for size, name, rank, pairs in answers}
+    answers = [results.get() for _ in range(sum(size for _, size, _ in PROBLEMS))]
+    return {(backend, size, name, rank): pairs for backend, size, name, rank, pairs in answers}
 
 
-@pytest.mark.parametrize(("size", "name"), PROBLEMS)
-def test_unequal_shards_equal_one_rank(found, size, name):
+@pytest.mark.parametrize(("backend", "size", "name"), PROBLEMS)
+def test_unequal_shards_equal_one_rank(found, backend, size, name):
     offset = next(abs(case.offset) for case in CASES if case.name == name)
     for rank in range(size):
-        for quantity, (mine, eager) in zip(QUANTITIES, found[size, name, rank], strict=True):
+        pairs = found[backend, size, name, rank]
+        for quantity, (mine, eager) in zip(QUANTITIES, pairs, strict=True):
             # Parts as large as the offset cancel in the sum over the shards: 16 roundings of them.
             cancelled = 2**-20 * offset if quantity == "hidden gradient" else 0.0
             assert mine <= 2 * eager + 1e-5 + cancelled, (rank, quantity)
 
 
 @pytest.mark.parametrize("tile", [1024, 5])
-def test_two_all_reduces_however_many_tiles(monkeypatch, tile):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_all_reduces_however_many_tiles(monkeypatch, backend, tile):
     operations = []
 
     def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None):
@@ -142,6 +151,7 @@ def test_two_all_reduces_however_many_tiles(monkeypatch, tile):
         weight_VH,
         torch.arange(20),
         shard=VocabShard(0, 33, 40, "the group"),
+        backend=backend,
         return_entropy=True,
     )
     forward = [(dist.ReduceOp.MAX, "the group", (20,)), (dist.ReduceOp.SUM, "the group", (3, 20))]

@@ -1,16 +1,33 @@
 """Log-prob and entropy of target tokens from hidden states; the logits are never held."""
 
-import math
-
-import torch
 from torch import Tensor
 
-from credit_kernels.dispatch import choose
-from credit_kernels.logprob.chunked import LinearLogprob
+from credit_kernels.checks import check_head, check_scale
+from credit_kernels.dispatch import Work, choose
+from credit_kernels.logprob.function import Backend, LinearLogprob
 from credit_kernels.vocab_parallel import VocabShard
 
-BACKENDS = {"torch": LinearLogprob.apply}
-"""Implementations by backend name; `dispatch` chooses."""
+
+def _torch() -> Backend:
+    from credit_kernels.logprob.chunked import BACKEND
+
+    return BACKEND
+
+
+def _rows() -> Backend:
+    from credit_kernels.logprob.rows import BACKEND
+
+    return BACKEND
+
+
+def _tiles() -> Backend:
+    from credit_kernels.logprob.tiles import BACKEND
+
+    return BACKEND
+
+
+BACKENDS = {"torch": _torch, "rows": _rows, "tiles": _tiles}
+"""Loaders of implementations by name; `dispatch` chooses. The last two need Triton."""
 
 
 def linear_logprob(
@@ -34,49 +51,21 @@ def linear_logprob(
     shard's group the gradient of hidden is this rank's part, to be summed over the group by the
     caller; two all-reduces forward, none backward. The same with and without gradient, bit for bit.
 
-    `backend` is "torch" (tile by tile, on any device) or "auto", which takes the best there is.
+    `backend` is "torch" (tile by tile, on any device), "rows" (products by the vendor's library, a
+    Triton kernel over the rows of a chunk of logits), "tiles" (a Triton kernel that keeps the
+    logits on the chip) or "auto", which takes the one that is expected to be best. The Triton
+    backends take no float64, and CPU tensors in Triton's interpreter only. On tensor cores the
+    gradient of a product is rounded to the inputs' type, as autograd does, but summed in float32.
 
     Raises ValueError for shapes, types, devices or numbers that do not fit together, and for a
-    backend that is not available.
+    backend that is not available or cannot run.
     """
     shard = VocabShard.whole(weight_VH.shape[0]) if shard is None else shard
-    _check(hidden_TH, weight_VH, target_T, shard)
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature={temperature}; expected a positive number")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap={softcap}; expected a positive number, or None for no cap")
-    implementation = choose(backend, BACKENDS, operation="linear_logprob")
-    logprob_T, entropy_T = implementation(
-        hidden_TH, weight_VH, target_T, shard, temperature, softcap, return_entropy
+    check_head(hidden_TH, weight_VH, target_T, shard, "TH")
+    check_scale(temperature, softcap)
+    work = Work(hidden_TH.device, hidden_TH.dtype, len(hidden_TH), shard.num_columns)
+    load = choose(backend, BACKENDS, operation="linear_logprob", work=work)
+    logprob_T, entropy_T = LinearLogprob.apply(
+        hidden_TH, weight_VH, target_T, shard, (temperature, softcap), return_entropy, load()
     )
     return (logprob_T, entropy_T) if return_entropy else logprob_T
-
-
-def _check(hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, shard: VocabShard) -> None:
-    shapes = f"hidden {tuple(hidden_TH.shape)}, weight {tuple(weight_VH.shape)}"
-    if hidden_TH.dim() != 2 or weight_VH.dim() != 2 or hidden_TH.shape[1] != weight_VH.shape[1]:
-        raise ValueError(f"{shapes}: expected [T, H] and [V, H]")
-    if target_T.shape != hidden_TH.shape[:1] or target_T.dtype != torch.int64:
-        raise ValueError(
-            f"target has shape {tuple(target_T.shape)} and type {target_T.dtype}; expected "
-            f"({hidden_TH.shape[0]},) and torch.int64"
-        )
-    if not (hidden_TH.is_floating_point() and hidden_TH.dtype == weight_VH.dtype):
-        raise ValueError(
-            f"hidden is {hidden_TH.dtype} and weight {weight_VH.dtype}; expected one floating type"
-        )
-    if not hidden_TH.device == weight_VH.device == target_T.device:
-        raise ValueError(
-            f"hidden is on {hidden_TH.device}, weight on {weight_VH.device}, target on "
-            f"{target_T.device}; expected one device"
-        )
-    if weight_VH.shape[0] != shard.num_rows:
-        raise ValueError(
-            f"weight has {weight_VH.shape[0]} rows, but the shard {shard.start}..{shard.stop} has "
-            f"{shard.num_rows}"
-        )
-    if shard.group is None and shard.num_columns < shard.total:
-        raise ValueError(
-            f"the shard holds {shard.num_columns} of {shard.total} columns and has no group to "
-            "find the others in"
-        )
