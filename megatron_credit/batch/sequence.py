@@ -96,3 +96,12 @@ def all_or_none(values: list[Tensor | None], name: str) -> bool:
             f"{given} of {len(values)} sequences have {name}; expected all of them or none"
         )
     return given > 0
+
+
+def check_token_ids(name: str, token_ids_L: Tensor, vocab_size: int) -> None:
+    """ValueError where a token of what is called `name` is not in the vocabulary."""
+    if int(token_ids_L.max()) >= vocab_size or int(token_ids_L.min()) < 0:
+        raise ValueError(
+            f"{name} has token ids outside of 0 .. {vocab_size - 1}; tokenizer and model do not "
+            "match"
+        )

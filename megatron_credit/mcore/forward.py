@@ -24,6 +24,7 @@ from torch import Tensor
 
 from megatron_credit.batch.packing import PackedBatch
 from megatron_credit.mcore.routing import RoutedPack
+from megatron_credit.objective.loss import TokenInputs
 
 Head = Callable[..., tuple[Tensor, ...]]
 """megatron's `output_processor`: hidden states of a micro-batch -> what is found of its rows."""
@@ -151,4 +152,24 @@ def packed_parameters(batch: PackedBatch) -> RoutedPack:
         max_seqlen_q=batch.max_length,
         max_seqlen_kv=batch.max_length,
         routed_experts_PDK=batch.routed_experts_PDK,
+    )
+
+
+def token_inputs(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> TokenInputs:
+    """What the objective needs of the rows that predict a response token.
+
+    Where no older policy's log-probs are given, the policy of this very pass is the old one.
+    """
+    row_R = batch.row_R
+    old_R = logprob_R.detach() if batch.old_logprob_P is None else batch.old_logprob_P[row_R]
+    reference_P = batch.reference_logprob_P
+    return TokenInputs(
+        policy_logprob_T=logprob_R,
+        old_logprob_T=old_R,
+        rollout_logprob_T=batch.rollout_logprob_P[row_R],
+        advantage_T=batch.advantage_P[row_R],
+        weight_T=batch.weight_P[row_R],
+        mask_T=batch.mask_P[row_R],
+        reference_logprob_T=None if reference_P is None else reference_P[row_R],
+        entropy_T=entropy_R,
     )

@@ -6,18 +6,23 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from credit_kernels.evidence.contrast import ContrastArgument
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from megatron_credit.batch.packing import PackedBatch, Packer, Padding, context_shard
+from megatron_credit.batch.packing import PackedBatch, Packer, Padding
+from megatron_credit.batch.plan import Bin
 from megatron_credit.batch.scored import Scored, Update
-from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.batch.sequence import TrainSequence, check_token_ids
+from megatron_credit.batch.view_packing import PackedViews, ViewPacker
+from megatron_credit.batch.views import Views, ViewScores, count_contexts
 from megatron_credit.mcore import checkpoint
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
 from megatron_credit.mcore.bridge import BridgeConverter, build_with_bridge
+from megatron_credit.mcore.comparison import Comparison
 from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
 from megatron_credit.mcore.convert import Converter, TensorMeta
-from megatron_credit.mcore.forward import OutputHead, run_schedule
+from megatron_credit.mcore.forward import OutputHead, run_schedule, token_inputs
 from megatron_credit.mcore.hf_files import open_checkpoint, refuse_unread
 from megatron_credit.mcore.manifest import identity
 from megatron_credit.mcore.model import DTYPES, build_model
@@ -25,10 +30,12 @@ from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distrib
 from megatron_credit.mcore.parallel import Ranks
 from megatron_credit.mcore.routing import with_replay, without_replay
 from megatron_credit.mcore.scoring import TokenScores
-from megatron_credit.mcore.totals import LOSS, global_totals
+from megatron_credit.mcore.teacher_pass import read_teachers
+from megatron_credit.mcore.totals import global_totals, named_metrics
 from megatron_credit.mcore.training_state import TrainingState
+from megatron_credit.mcore.views import StatisticsHead, check_views, score_views
 from megatron_credit.objective.config import ObjectiveConfig
-from megatron_credit.objective.loss import LossSums, TokenInputs, policy_loss
+from megatron_credit.objective.loss import LossSums, policy_loss
 from megatron_credit.objective.normalise import normaliser
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -140,6 +147,40 @@ class Policy:
         )
         return scores.gather(sequences, self.ranks)
 
+    @torch.no_grad()
+    def score_views(
+        self,
+        views: Sequence[Views],
+        *,
+        temperature: float,
+        contrast: ContrastArgument | None = None,
+        divergence: str = "forward",
+        top_k: int | None = None,
+        teacher: Sequence[GPTModel] | None = None,
+    ) -> list[ViewScores]:
+        """Statistics of each response token behind several contexts, in input order on every rank.
+
+        The same list must be given on every rank; see `credit_kernels.evidence_stats` for the
+        numbers, whose contexts count from the plain one, 0. NaN is what needs an absent view; a
+        mean of several negatives needs one of them. The views of a rollout share a micro-batch,
+        which exceeds `tokens_per_microbatch` where they alone do. The plain log-probs are those of
+        `score` but for the rounding of another packing: the same bits without teachers.
+
+        `teacher`: this rank's chunks of the model that reads all contexts but the plain one, laid
+        out as the policy is; None: the policy reads them too, all in one pass.
+        """
+        comparison = Comparison(count_contexts(views), contrast, divergence, top_k)
+        comparison.check(temperature)
+        check_views(views, self.architecture)
+        packer = self._view_packer(views, [0.0] * len(views))
+        output, cp_group = self._head(temperature), self.ranks.cp_group
+        if teacher is None:
+            batches = self._batches(packer)
+        else:
+            batches = read_teachers(teacher, self._batches_apart(packer), output, cp_group)
+        head = StatisticsHead(output, comparison, cp_group)
+        return score_views(self.wrapped, packer, batches, head, self.ranks)
+
     def update(
         self, sequences: Sequence[TrainSequence], *, objective: ObjectiveConfig, temperature: float
     ) -> Update:
@@ -214,73 +255,46 @@ class Policy:
         )
 
     def _packer(self, sequences: Sequence[TrainSequence], weights: Sequence[float]) -> Packer:
-        for number, sequence in enumerate(sequences):
-            largest = int(sequence.token_ids_L.max())
-            if largest >= self.architecture.vocab_size or int(sequence.token_ids_L.min()) < 0:
-                raise ValueError(
-                    f"sequence {number} has token ids outside of 0 .. "
-                    f"{self.architecture.vocab_size - 1}; tokenizer and model do not match"
-                )
+        for index, sequence in enumerate(sequences):
+            check_token_ids(f"sequence {index}", sequence.token_ids_L, self.architecture.vocab_size)
+        return Packer(self._routed(sequences), weights=weights, padding=self._padding())
+
+    def _view_packer(self, views: Sequence[Views], weights: Sequence[float]) -> ViewPacker:
+        plain = self._routed([one.plain for one in views])
+        views = [replace(one, plain=routed) for one, routed in zip(views, plain, strict=True)]
+        return ViewPacker(views, weights=weights, padding=self._padding())
+
+    def _routed(self, sequences: Sequence[TrainSequence]) -> Sequence[TrainSequence]:
+        """With what is known of their experts, if it is to be replayed."""
         if self.router_replay:
-            sequences = with_replay(sequences, self.architecture)
-        else:
-            sequences = without_replay(sequences)
-        padding = Padding.for_layout(
+            return with_replay(sequences, self.architecture)
+        return without_replay(sequences)
+
+    def _padding(self) -> Padding:
+        return Padding.for_layout(
             tensor=self.parallel.tensor,
             context=self.parallel.context,
             sequence_parallel=self.parallel.sequence_parallel,
         )
-        return Packer(sequences, weights=weights, padding=padding)
 
     def _batches(self, packer: Packer) -> list[PackedBatch]:
         """This rank's micro-batches, on its device."""
-        ranks = self.ranks
+        rank, size = self.ranks.cp_rank, self.ranks.cp_size
+        bins = self._bins(packer)
+        return [packer.share(bin_, rank=rank, size=size).on(self.device) for bin_ in bins]
+
+    def _batches_apart(self, packer: ViewPacker) -> list[tuple[PackedViews, PackedViews]]:
+        """The same, each as one of plain views and one of the teachers' views."""
+        rank, size = self.ranks.cp_rank, self.ranks.cp_size
+        pairs = [packer.shares_apart(bin_, rank=rank, size=size) for bin_ in self._bins(packer)]
+        return [(plain.on(self.device), teachers.on(self.device)) for plain, teachers in pairs]
+
+    def _bins(self, packer: Packer) -> list[Bin]:
+        """What this data rank's micro-batches hold."""
         interleaved = self.parallel.virtual_pipeline > 1
         plan = packer.plan(
             max_tokens=self.tokens_per_microbatch,
-            num_ranks=ranks.dp_size,
-            multiple_of=ranks.pp_size if interleaved else 1,
+            num_ranks=self.ranks.dp_size,
+            multiple_of=self.ranks.pp_size if interleaved else 1,
         )
-        return [
-            context_shard(packer.pack(bin_), rank=ranks.cp_rank, size=ranks.cp_size).on(self.device)
-            for bin_ in plan[ranks.dp_rank]
-        ]
-
-
-def token_inputs(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> TokenInputs:
-    """What the objective needs of the rows that predict a response token.
-
-    Where no older policy's log-probs are given, the policy of this very pass is the old one.
-    """
-    row_R = batch.row_R
-    old_R = logprob_R.detach() if batch.old_logprob_P is None else batch.old_logprob_P[row_R]
-    reference_P = batch.reference_logprob_P
-    return TokenInputs(
-        policy_logprob_T=logprob_R,
-        old_logprob_T=old_R,
-        rollout_logprob_T=batch.rollout_logprob_P[row_R],
-        advantage_T=batch.advantage_P[row_R],
-        weight_T=batch.weight_P[row_R],
-        mask_T=batch.mask_P[row_R],
-        reference_logprob_T=None if reference_P is None else reference_P[row_R],
-        entropy_T=entropy_R,
-    )
-
-
-def named_metrics(
-    sums: dict[str, float], maxima: dict[str, float], *, count: float
-) -> dict[str, float]:
-    """Means over the trained tokens, and maxima, under the names that metrics files use."""
-    tokens = sums["tokens"]
-    metrics = {"loss": sums[LOSS] / count, "policy/tokens": tokens}
-    means = {name: value for name, value in sums.items() if name not in (LOSS, "tokens")}
-    for name, value in means.items():
-        metrics[metric_name(name)] = value / max(tokens, 1.0)
-    return metrics | {metric_name(name): value for name, value in maxima.items()}
-
-
-def metric_name(name: str) -> str:
-    """`mismatch/logprob_...` for the gap between the engine and the trainer, else `policy/...`."""
-    if name.startswith("mismatch_"):
-        return f"mismatch/logprob_{name.removeprefix('mismatch_')}"
-    return f"policy/{name}"
+        return plan[self.ranks.dp_rank]

@@ -61,3 +61,22 @@ def _stack(
     rows = [torch.zeros(len(names), dtype=torch.float64, device=device)]
     rows += [torch.stack([part[name].detach().double() for name in names]) for part in parts]
     return torch.stack(rows)
+
+
+def named_metrics(
+    sums: dict[str, float], maxima: dict[str, float], *, count: float
+) -> dict[str, float]:
+    """Means over the trained tokens, and maxima, under the names that metrics files use."""
+    tokens = sums["tokens"]
+    metrics = {"loss": sums[LOSS] / count, "policy/tokens": tokens}
+    means = {name: value for name, value in sums.items() if name not in (LOSS, "tokens")}
+    for name, value in means.items():
+        metrics[metric_name(name)] = value / max(tokens, 1.0)
+    return metrics | {metric_name(name): value for name, value in maxima.items()}
+
+
+def metric_name(name: str) -> str:
+    """`mismatch/logprob_...` for the gap between the engine and the trainer, else `policy/...`."""
+    if name.startswith("mismatch_"):
+        return f"mismatch/logprob_{name.removeprefix('mismatch_')}"
+    return f"policy/{name}"
