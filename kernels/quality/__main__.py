@@ -45,7 +45,7 @@ def violations(job: Job, cost: Cost, budgets: dict) -> list[str]:
 
 def row(job: Job, cost: Cost) -> str:
     values = ["-" if value is None else value for value in asdict(cost).values()]
-    return f"{job.name:24}{job.target:8}" + "".join(f"{value:>18}" for value in values)
+    return f"{job.name:40}{job.target:8}" + "".join(f"{value:>18}" for value in values)
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ def main() -> int:
     jobs = all_jobs() + evidence_jobs()
     jobs = [job for job in jobs if (arguments.only or "") in f"{job.name}/{job.target}"]
     costs = [cost_of(job.compile(), job.target, job.tile) for job in jobs]
-    lines = [f"{'program':24}{'target':8}" + "".join(f"{name:>18}" for name in COLUMNS)]
+    lines = [f"{'program':40}{'target':8}" + "".join(f"{name:>18}" for name in COLUMNS)]
     lines += [row(job, cost) for job, cost in zip(jobs, costs, strict=True)]
     found = [
         line

@@ -5,7 +5,13 @@ A plan is `complete` where the sums of several ranks will be merged, which needs
 
 from credit_kernels.evidence import row_kernels, tile_kernels
 from credit_kernels.evidence.plan import Plan
-from credit_kernels.evidence.tables import ROW_SIZES, SPLIT_COLUMNS, SUMS_SIZES, TILE_SIZES
+from credit_kernels.evidence.tables import (
+    ROW_SIZES,
+    SPLIT_COLUMNS,
+    SUMS_SIZES,
+    TILE_SIZES,
+    tile_size,
+)
 from credit_kernels.logprob.tables import GROUP, TileSize
 from jobs import TARGETS, Job
 
@@ -28,6 +34,13 @@ TILES = {
     "evidence_tile_reverse": (tile_kernels.tile_sums, REVERSE, SUMS_SIZES),
     "evidence_tile_gradient": (tile_kernels.tile_gradient, LOSS, TILE_SIZES),
 }
+NEEDIEST = (
+    "evidence_tile_softmax",
+    "evidence_tile_sums",
+    "evidence_tile_reverse",
+    "evidence_tile_gradient",
+)
+"""Those that are compiled with a softcap and for float32 too."""
 
 
 def row_job(name: str, target: str) -> Job:
@@ -38,14 +51,14 @@ def row_job(name: str, target: str) -> Job:
     return Job(name=name, target=target, program=program, constants=constants, warps=size.warps)
 
 
-def tile_job(name: str, target: str) -> Job:
+def tile_job(name: str, target: str, *, dtype: str = "bf16", capped: bool = False) -> Job:
     """A program that makes tiles of products, counted for all contexts together."""
     program, plan, sizes = TILES[name]
-    size: TileSize = sizes[target]
-    types = {"hidden": "*bf16", "weight": "*bf16"}
+    size: TileSize = tile_size(sizes, target, 4 if dtype == "fp32" else 2, capped=capped)
+    types = {"hidden": f"*{dtype}", "weight": f"*{dtype}"}
     if size.descriptor:
-        types["hidden"] = f"tensordesc<bf16[{size.rows}, {size.depth}]>"
-        types["weight"] = f"tensordesc<bf16[{size.columns}, {size.depth}]>"
+        types["hidden"] = f"tensordesc<{dtype}[{size.rows}, {size.depth}]>"
+        types["weight"] = f"tensordesc<{dtype}[{size.columns}, {size.depth}]>"
     constants = {
         "PLAN": plan,
         "ROWS": size.rows,
@@ -54,20 +67,22 @@ def tile_job(name: str, target: str) -> Job:
         "GROUP": GROUP,
         "DESCRIPTOR": size.descriptor,
         "EVEN": True,
-        "CAPPED": False,
+        "CAPPED": capped,
         "UPCAST": False,
     }
     if "SPLIT" in program.arg_names:
         constants["SPLIT"] = SPLIT_COLUMNS
+    suffix = "_float32" * (dtype == "fp32") + "_capped" * capped
     return Job(
-        name=name,
+        name=name + suffix,
         target=target,
         program=program,
         constants=constants,
         warps=size.warps,
         stages=size.stages,
         types=types,
-        tile=(plan.contexts * size.rows, size.columns),
+        # Tensor cores do not take float32.
+        tile=None if dtype == "fp32" else (plan.contexts * size.rows, size.columns),
     )
 
 
@@ -79,5 +94,7 @@ def evidence_jobs() -> list[Job]:
         for job in (
             *(row_job(name, target) for name in ROWS),
             *(tile_job(name, target) for name in TILES),
+            *(tile_job(name, target, capped=True) for name in NEEDIEST),
+            *(tile_job(name, target, dtype="fp32", capped=True) for name in NEEDIEST),
         )
     ]

@@ -27,7 +27,7 @@ def test_every_program_keeps_its_budget_on_every_target(tmp_path):
         for cost in json.loads((tmp_path / "quality.json").read_text())["programs"]
     }
     assert {target for _, target in costs} == {"sm_80", "sm_90", "sm_100", "gfx942"}
-    assert len(costs) >= 36 and not any(cost["spills"] for cost in costs.values())
+    assert len(costs) >= 100 and not any(cost["spills"] for cost in costs.values())
     assert costs["tile_stats", "sm_90"]["registers"] <= 168
     assert costs["evidence_tile_sums_3", "sm_90"]["registers"] <= 168
     for target in ("sm_80", "sm_90", "sm_100", "gfx942"):

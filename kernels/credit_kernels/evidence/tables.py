@@ -31,13 +31,23 @@ SUMS_SIZES = TILE_SIZES | {
     "sm_90": TileSize(rows=128, columns=32, depth=64, warps=8, stages=3, descriptor=True),
 }
 """Of `tile_sums`, which has more alive beside the products."""
-FLOAT32_SIZE = TileSize(rows=32, columns=32, depth=32, warps=8, stages=2)
+CAPPED_SIZES = {
+    "sm_100": TileSize(rows=128, columns=32, depth=64, warps=8, stages=3, descriptor=True)
+}
+"""Of all of them with a softcap, which needs registers of its own, where the others would spill."""
+FLOAT32_SIZE = TileSize(rows=16, columns=32, depth=16, warps=4, stages=2)
 """Of all of them for float32 inputs, which no tensor core takes."""
 
 
-def tile_size(sizes: dict[str, TileSize], target: str, itemsize: int) -> TileSize:
-    """The size for inputs of so many bytes."""
-    return FLOAT32_SIZE if itemsize == 4 and target != INTERPRETER else sizes[target]
+def tile_size(
+    sizes: dict[str, TileSize], target: str, itemsize: int, *, capped: bool
+) -> TileSize:
+    """The size for inputs of so many bytes, with or without a softcap."""
+    if target == INTERPRETER:
+        return sizes[target]
+    if itemsize == 4:
+        return FLOAT32_SIZE
+    return CAPPED_SIZES.get(target, sizes[target]) if capped else sizes[target]
 
 
 def refusal_of_tiles(options: Options, num_contexts: int, has_teacher_weight: bool) -> str | None:

@@ -182,8 +182,9 @@ class Tiles:
             yield slice(first, first + len(weight_SH)), grad_RS
 
     def _launch(self, weight_SH: Tensor, sizes: dict[str, TileSize]) -> Launch:
-        size = tile_size(sizes, target_of(weight_SH.device), weight_SH.element_size())
         capped = self.contexts.options.softcap is not None
+        target = target_of(weight_SH.device)
+        size = tile_size(sizes, target, weight_SH.element_size(), capped=capped)
         return Launch.of(self.hidden_CRH.flatten(0, 1), weight_SH, size, capped)
 
 
