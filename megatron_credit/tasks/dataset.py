@@ -1,6 +1,7 @@
 """The user's own prompts and answers, from files."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from megatron_credit.batch.rollout import Prompt
@@ -24,16 +25,15 @@ class DatasetTask:
         verifiers = {source.name: config.verifier_of(source) for source in sources}
         self._only_source = sources[0].name
         self._pool = VerifierPool(verifiers, config.verifier_pool)
-        try:
+        with ExitStack() as unless_loaded:
+            unless_loaded.callback(self._pool.close)
             self._data = load_data(
                 config,
                 tokenizer=tokenizer,
                 check_references=self._check_references,
                 seed=seed,
             )
-        except BaseException:
-            self._pool.close()
-            raise
+            unless_loaded.pop_all()
 
     def train_prompt(self, index: int) -> Prompt:
         """Training prompt number `index`."""
