@@ -36,7 +36,7 @@ def compute_reference(job: Job, directory: Path) -> None:
     sequences = with_own_logprobs(policy, draw_sequences(job), job.temperature)
     save_file(encode_sequences(sequences), directory / "sequences.safetensors")
     save_file(step(policy, job, sequences), directory / "one.safetensors")
-    policy.tokens_per_microbatch = 1
+    policy.batching = replace(policy.batching, tokens_per_microbatch=1)
     flip_last_bits(policy)
     save_file(step(policy, job, sequences), directory / "rounded.safetensors")
     stop_parallel(keep_world=True)

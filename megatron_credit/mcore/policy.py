@@ -10,25 +10,23 @@ from credit_kernels.evidence.contrast import ContrastArgument
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from megatron_credit.batch.packing import PackedBatch, Packer, Padding
-from megatron_credit.batch.plan import Bin
+from megatron_credit.batch.packing import PackedBatch
 from megatron_credit.batch.scored import Scored, Update
-from megatron_credit.batch.sequence import TrainSequence, check_token_ids
-from megatron_credit.batch.view_packing import PackedViews, ViewPacker
+from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.batch.views import Views, ViewScores, count_contexts
 from megatron_credit.mcore import checkpoint
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
+from megatron_credit.mcore.batching import Batching
 from megatron_credit.mcore.bridge import BridgeConverter, build_with_bridge
 from megatron_credit.mcore.comparison import Comparison
 from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
 from megatron_credit.mcore.convert import Converter, TensorMeta
-from megatron_credit.mcore.forward import OutputHead, run_schedule, token_inputs
+from megatron_credit.mcore.forward import run_schedule, token_inputs
 from megatron_credit.mcore.hf_files import open_checkpoint, refuse_unread
 from megatron_credit.mcore.manifest import identity
 from megatron_credit.mcore.model import DTYPES, build_model
 from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
 from megatron_credit.mcore.parallel import Ranks
-from megatron_credit.mcore.routing import with_replay, without_replay
 from megatron_credit.mcore.scoring import TokenScores
 from megatron_credit.mcore.teacher_pass import read_teachers
 from megatron_credit.mcore.totals import global_totals, named_metrics
@@ -63,8 +61,6 @@ class Policy:
         self.architecture = architecture
         self.parallel = parallel
         self.ranks = ranks
-        self.tokens_per_microbatch = tokens_per_microbatch
-        self.router_replay = router_replay
         self.chunks = list(chunks)
         self.converter = converter or Converter(architecture, chunks, ranks)
         # Plain SGD has no state to split, and megatron's distributed optimizer refuses it.
@@ -72,6 +68,14 @@ class Policy:
         self.wrapped = distribute(self.chunks, distributed_optimizer=splits_state)
         self.optimizer = PolicyOptimizer(self.wrapped, optimizer)
         self.device = next(self.chunks[0].parameters()).device
+        self.batching = Batching(
+            architecture=architecture,
+            parallel=parallel,
+            ranks=ranks,
+            tokens_per_microbatch=tokens_per_microbatch,
+            router_replay=router_replay,
+            device=self.device,
+        )
 
     @classmethod
     def build(
@@ -129,7 +133,7 @@ class Policy:
         The same list must be given on every rank. Bit for bit what `update` sees for this list:
         the same packing, the same forward pass.
         """
-        packer = self._packer(sequences, [0.0] * len(sequences))
+        packer = self.batching.packer(sequences, [0.0] * len(sequences))
         scores = TokenScores(packer, self.device)
 
         def collect(
@@ -140,8 +144,8 @@ class Policy:
 
         run_schedule(
             self.wrapped,
-            self._batches(packer),
-            self._head(temperature),
+            self.batching.batches(packer),
+            self.batching.head(temperature),
             collect,
             forward_only=True,
         )
@@ -172,12 +176,12 @@ class Policy:
         comparison = Comparison(count_contexts(views), contrast, divergence, top_k)
         comparison.check(temperature)
         check_views(views, self.architecture)
-        packer = self._view_packer(views, [0.0] * len(views))
-        output, cp_group = self._head(temperature), self.ranks.cp_group
+        packer = self.batching.view_packer(views, [0.0] * len(views))
+        output, cp_group = self.batching.head(temperature), self.ranks.cp_group
         if teacher is None:
-            batches = self._batches(packer)
+            batches = self.batching.batches(packer)
         else:
-            batches = read_teachers(teacher, self._batches_apart(packer), output, cp_group)
+            batches = read_teachers(teacher, self.batching.batches_apart(packer), output, cp_group)
         head = StatisticsHead(output, comparison, cp_group)
         return score_views(self.wrapped, packer, batches, head, self.ranks)
 
@@ -191,7 +195,7 @@ class Policy:
         is 1.
         """
         norm = normaliser([sequence.num_trained for sequence in sequences], objective)
-        packer = self._packer(sequences, norm.weight_N)
+        packer = self.batching.packer(sequences, norm.weight_N)
         scores = TokenScores(packer, self.device)
 
         def loss(
@@ -209,7 +213,7 @@ class Policy:
         scored = [Scored.unknown(sequence) for sequence in sequences]
         if has_tokens:
             self.optimizer.zero_grad()
-            head, batches = self._head(temperature), self._batches(packer)
+            head, batches = self.batching.head(temperature), self.batching.batches(packer)
             parts = run_schedule(self.wrapped, batches, head, loss, forward_only=False)
             result = self.optimizer.step()
             scored = scores.gather(sequences, self.ranks)
@@ -245,56 +249,3 @@ class Policy:
             dtype=NAMES[self.chunks[0].config.params_dtype],
             optimizer=self.optimizer.config.kind,
         )
-
-    def _head(self, temperature: float) -> OutputHead:
-        return OutputHead(
-            vocab_size=self.architecture.vocab_size,
-            temperature=temperature,
-            tp_group=self.ranks.tp_group,
-            sequence_parallel=self.parallel.sequence_parallel,
-        )
-
-    def _packer(self, sequences: Sequence[TrainSequence], weights: Sequence[float]) -> Packer:
-        for index, sequence in enumerate(sequences):
-            check_token_ids(f"sequence {index}", sequence.token_ids_L, self.architecture.vocab_size)
-        return Packer(self._routed(sequences), weights=weights, padding=self._padding())
-
-    def _view_packer(self, views: Sequence[Views], weights: Sequence[float]) -> ViewPacker:
-        plain = self._routed([one.plain for one in views])
-        views = [replace(one, plain=routed) for one, routed in zip(views, plain, strict=True)]
-        return ViewPacker(views, weights=weights, padding=self._padding())
-
-    def _routed(self, sequences: Sequence[TrainSequence]) -> Sequence[TrainSequence]:
-        """With what is known of their experts, if it is to be replayed."""
-        if self.router_replay:
-            return with_replay(sequences, self.architecture)
-        return without_replay(sequences)
-
-    def _padding(self) -> Padding:
-        return Padding.for_layout(
-            tensor=self.parallel.tensor,
-            context=self.parallel.context,
-            sequence_parallel=self.parallel.sequence_parallel,
-        )
-
-    def _batches(self, packer: Packer) -> list[PackedBatch]:
-        """This rank's micro-batches, on its device."""
-        rank, size = self.ranks.cp_rank, self.ranks.cp_size
-        bins = self._bins(packer)
-        return [packer.share(bin_, rank=rank, size=size).on(self.device) for bin_ in bins]
-
-    def _batches_apart(self, packer: ViewPacker) -> list[tuple[PackedViews, PackedViews]]:
-        """The same, each as one of plain views and one of the teachers' views."""
-        rank, size = self.ranks.cp_rank, self.ranks.cp_size
-        pairs = [packer.shares_apart(bin_, rank=rank, size=size) for bin_ in self._bins(packer)]
-        return [(plain.on(self.device), teachers.on(self.device)) for plain, teachers in pairs]
-
-    def _bins(self, packer: Packer) -> list[Bin]:
-        """What this data rank's micro-batches hold."""
-        interleaved = self.parallel.virtual_pipeline > 1
-        plan = packer.plan(
-            max_tokens=self.tokens_per_microbatch,
-            num_ranks=self.ranks.dp_size,
-            multiple_of=self.ranks.pp_size if interleaved else 1,
-        )
-        return plan[self.ranks.dp_rank]

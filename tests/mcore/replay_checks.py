@@ -52,12 +52,13 @@ def run(directory: Path) -> dict[str, Any]:
         random = with_experts(batch, policy.architecture)
         own = [own_experts(policy, sequence) for sequence in batch]
         scores = {}
-        for name, sequences, policy.router_replay in (
+        for name, sequences, replayed in (
             ("own", batch, False),
             ("not replayed", random, False),
             ("replayed", own, True),
             ("random", random, True),
         ):
+            policy.batching = replace(policy.batching, router_replay=replayed)
             scored = policy.score(sequences, temperature=TEMPERATURE)
             scores[name] = [one.logprob_T for one in scored]
         results[kind] = scores | {"sequences": [vars(sequence) for sequence in random]}

@@ -216,13 +216,13 @@ def losses(
     from megatron_credit.mcore.scoring import TokenValues
     from megatron_credit.mcore.teacher_pass import read_teachers
 
-    packer = policy._view_packer(views, [1.0] * len(views))
-    output, cp_group = policy._head(TEMPERATURE), policy.ranks.cp_group
+    packer = policy.batching.view_packer(views, [1.0] * len(views))
+    output, cp_group = policy.batching.head(TEMPERATURE), policy.ranks.cp_group
     comparison = Comparison(views[0].num_contexts, **options)
     head = EvidenceHead(output, comparison, cp_group, controller_T=controllers(views))
-    batches = policy._batches(packer)
+    batches = policy.batching.batches(packer)
     if teacher is not None:
-        batches = read_teachers(teacher, policy._batches_apart(packer), output, cp_group)
+        batches = read_teachers(teacher, policy.batching.batches_apart(packer), output, cp_group)
     values = TokenValues(2, packer.slots[-1], policy.device)
 
     def loss(
