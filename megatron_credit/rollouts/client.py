@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,6 +85,7 @@ class EngineClient:
                 vllm_api.generate_request(**asdict(request)),
                 self._timeout_s,
                 "generation",
+                repeatable=True,
             )
             for request in requests
         ]
@@ -104,7 +105,9 @@ class EngineClient:
 
     def weight_version(self) -> int:
         """The number of the weights in use; -1 for those that the engine loaded itself."""
-        asked = self._request("GET", vllm_api.VERSION, None, self._timeout_s, "weight version")
+        asked = self._request(
+            "GET", vllm_api.VERSION, None, self._timeout_s, "weight version", repeatable=True
+        )
         answer = self._run(asked).result()
         if not isinstance(answer, dict) or "weight_version" not in answer:
             raise self._error("weight version", f"gave no version: {str(answer)[:200]}")
@@ -119,9 +122,12 @@ class EngineClient:
         """The JSON answer to a POST."""
         return self.begin_post(path, body, timeout_s, purpose).result()
 
-    def begin_post(self, path: str, body: Any, timeout_s: float, purpose: str) -> Future:
+    def begin_post(
+        self, path: str, body: Any, timeout_s: float, purpose: str, *, repeatable: bool = False
+    ) -> Future:
         """Begins a POST; the result is its JSON answer. Cancelling it drops the connection."""
-        return self._run(self._request("POST", path, body, timeout_s, purpose))
+        asked = self._request("POST", path, body, timeout_s, purpose, repeatable=repeatable)
+        return self._run(asked)
 
     def close(self) -> None:
         """Drops what is under way and closes the connections."""
@@ -141,11 +147,19 @@ class EngineClient:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _request(
-        self, method: str, path: str, body: Any, timeout_s: float, purpose: str
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        timeout_s: float,
+        purpose: str,
+        *,
+        repeatable: bool = False,
     ) -> Any:
+        asked = self._connections.request(method, path, body, repeatable=repeatable)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._watched(method, path, body, purpose)
+                answer = await self._watched(asked, purpose)
         except TimeoutError:
             raise self._error(purpose, f"gave no answer within {timeout_s:.3g} s") from None
         except httpx.HTTPError as error:
@@ -157,9 +171,11 @@ class EngineClient:
         except ValueError:
             raise self._error(purpose, "answered something that is not JSON") from None
 
-    async def _watched(self, method: str, path: str, body: Any, purpose: str) -> httpx.Response:
+    async def _watched(
+        self, asked: Coroutine[Any, Any, httpx.Response], purpose: str
+    ) -> httpx.Response:
         """The answer; EngineError as soon as the engine is known to be dead while it is awaited."""
-        asking = asyncio.ensure_future(self._connections.request(method, path, body))
+        asking = asyncio.ensure_future(asked)
         try:
             while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:
                 if time.monotonic() >= self._next_watch:

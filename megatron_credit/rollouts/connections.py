@@ -9,7 +9,9 @@ import httpx
 MAX_CONNECTIONS = 256
 IDLE_S = 2.0
 """How long an idle connection is used again. vLLM closes them after 5 s, and a request that meets
-the closing one is lost."""
+the closing one is lost; on a machine that is busy enough, such a one too."""
+LOST = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+"""What a request sees whose connection the server closes."""
 
 
 class Connections:
@@ -26,11 +28,24 @@ class Connections:
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[httpx.AsyncClient] = []
 
-    async def request(self, method: str, path: str, body: Any) -> httpx.Response:
-        """The answer, however late: there is no timeout; raises httpx.HTTPError."""
+    async def request(
+        self, method: str, path: str, body: Any, *, repeatable: bool = False
+    ) -> httpx.Response:
+        """The answer, however late: there is no timeout; raises httpx.HTTPError.
+
+        A `repeatable` request, which changes nothing, is sent once more on a new connection where
+        it was lost on a used one.
+        """
         async with self._free:
-            client = self._idle.pop() if self._idle else self._new_client()
+            is_used = bool(self._idle)
+            client = self._idle.pop() if is_used else self._new_client()
             try:
+                return await client.request(method, path, json=body)
+            except LOST:
+                if not (repeatable and is_used):
+                    raise
+                await client.aclose()
+                client = self._new_client()
                 return await client.request(method, path, json=body)
             finally:
                 self._idle.append(client)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -183,4 +184,42 @@ def test_an_idle_connection_is_not_trusted_for_long():
     assert client.weight_version() == 4
     time.sleep(3.2)
     assert client.weight_version() == 4
+    server.shutdown()
+
+
+class BreaksUsedConnections(http.server.BaseHTTPRequestHandler):
+    """Answers the first request of a connection and closes it at the second."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+    is_used = False
+
+    def answer(self):
+        self.asked.append(self.path)
+        if self.is_used:
+            self.close_connection = True
+            return
+        self.is_used = True
+        body = b'{"weight_version": "4"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_lost_request_is_repeated_only_where_it_changes_nothing():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), BreaksUsedConnections)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    client = EngineClient(f"http://127.0.0.1:{server.server_port}", request_timeout_s=5)
+    assert [client.weight_version() for _ in range(3)] == [4, 4, 4]
+    asked = BreaksUsedConnections.asked
+    asked.clear()
+    with pytest.raises(EngineError, match=r"pause: the engine at .* broke the connection"):
+        client.post("/pause", None, 5, "pause")
+    assert asked == ["/pause"]
     server.shutdown()
