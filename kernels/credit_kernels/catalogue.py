@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from credit_kernels.divergence import cases as divergence
 from credit_kernels.evidence import cases as evidence
 from credit_kernels.logprob import cases as logprob
 
@@ -28,4 +29,5 @@ OPERATIONS = (
     Operation(
         name="evidence_stats and evidence_loss", cases=evidence.CASES, backends=("torch",)
     ),
+    Operation(name="divergence_loss", cases=divergence.CASES, backends=("torch",)),
 )
