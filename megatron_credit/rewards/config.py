@@ -7,6 +7,8 @@ from pydantic import BeforeValidator, Field
 
 from megatron_credit.settings import Settings
 
+FUNCTION_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+"""package.module:function."""
 AnswerPlace = Literal["auto", "boxed", "tags", "marker", "last_line", "whole"]
 
 
@@ -86,7 +88,7 @@ class CustomConfig(Settings):
 
     kind: Literal["custom"] = "custom"
     """Which verifier this is."""
-    path: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+    path: str = Field(pattern=FUNCTION_PATH)
     """package.module:function."""
 
 

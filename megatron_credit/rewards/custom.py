@@ -33,21 +33,22 @@ class CustomVerifier:
         return None
 
 
-def load_function(path: str) -> Any:
-    """The function at package.module:function; ValueError when there is none."""
+def load_function(path: str, role: str = "verifier") -> Any:
+    """The function at package.module:function; ValueError, which calls it by its role, when there
+    is none."""
     name, _, function = path.partition(":")
     try:
         module = importlib.import_module(name)
     except ImportError as error:
         hint = _near_module(name)
-        raise ValueError(f"verifier {path!r} cannot be imported: {error}{hint}") from None
+        raise ValueError(f"{role} {path!r} cannot be imported: {error}{hint}") from None
     if function not in vars(module):
         near = difflib.get_close_matches(function, vars(module), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"look into {module.__file__}"
-        raise ValueError(f"verifier {path!r}: {name} has no {function!r}; {hint}")
+        raise ValueError(f"{role} {path!r}: {name} has no {function!r}; {hint}")
     found = vars(module)[function]
     if not callable(found):
-        raise ValueError(f"verifier {path!r} is a {type(found).__name__}, not a function")
+        raise ValueError(f"{role} {path!r} is a {type(found).__name__}, not a function")
     return found
 
 

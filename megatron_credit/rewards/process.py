@@ -14,9 +14,10 @@ from megatron_credit.rewards.wire import LENGTH, MAX_BYTES, packed
 
 # With the import path of this process, the current directory behind the standard library.
 START = (
-    "import os, sys; sys.path[:] = [*sys.argv[1:], os.getcwd()]; "
-    "from megatron_credit.rewards.worker import main; main()"
+    "import os, sys; sys.path[:] = [*sys.argv[2:], os.getcwd()]; "
+    "from importlib import import_module; import_module(sys.argv.pop(1)).main()"
 )
+VERIFIERS = "megatron_credit.rewards.worker"
 SLOW_NICENESS = 19
 
 
@@ -28,10 +29,11 @@ class WorkerProcess:
     """A process that answers one question at a time; nothing that happens in it raises here but
     WorkerDied."""
 
-    def __init__(self, import_path: list[str]) -> None:
+    def __init__(self, import_path: list[str], program: str = VERIFIERS) -> None:
+        """`program` is the module whose `main` runs in the process."""
         # A clean interpreter, not a fork: no locks, threads, file handles or patched modules.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", START, *import_path],
+            [sys.executable, "-P", "-c", START, program, *import_path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -49,7 +51,7 @@ class WorkerProcess:
         self._send(packed(settings), limit_s)
         reply = self._receive(limit_s)
         if reply is None:
-            raise WorkerDied(f"a verifier process did not load within {limit_s:g} s")
+            raise WorkerDied(f"a worker process did not load within {limit_s:g} s")
         if reply["problem"]:
             raise WorkerDied(reply["problem"])
 
