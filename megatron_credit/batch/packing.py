@@ -13,6 +13,9 @@ from megatron_credit.batch.sequence import TrainSequence, all_or_none
 
 IGNORED = -100
 """Target of a position whose next token is not a response token."""
+TokenWeight = float | Tensor
+"""Loss weight of the trained tokens of a sequence: of all of them, or float32 of each response
+token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,11 @@ class Packer:
     """Packs sets of these sequences; what every micro-batch must agree on is settled once."""
 
     def __init__(
-        self, sequences: Sequence[TrainSequence], *, weights: Sequence[float], padding: Padding
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        weights: Sequence[TokenWeight],
+        padding: Padding,
     ) -> None:
         """`weights` is the loss weight of each sequence's trained tokens.
 
@@ -155,7 +162,6 @@ class Packer:
             max_length=max(lengths),
         )
 
-
     def _unknown_experts(self, total: int) -> Tensor | None:
         """-1 for every position, layer and choice, where the sequences have experts at all."""
         if not self.has_experts:
@@ -166,7 +172,7 @@ class Packer:
 
 
 def _place(
-    batch: PackedBatch, sequence: TrainSequence, start: int, weight: float, slot: int
+    batch: PackedBatch, sequence: TrainSequence, start: int, weight: TokenWeight, slot: int
 ) -> None:
     """Writes one sequence at `start`; its response is predicted one position earlier."""
     batch.token_ids_P[start : start + len(sequence.token_ids_L)] = sequence.token_ids_L

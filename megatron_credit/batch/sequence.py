@@ -34,6 +34,9 @@ class TrainSequence:
     the engine, which the policy is then computed with; None: the policy's own router decides. It
     also does for tokens whose experts are -1: the last one sampled, which the engine never reads,
     and those whose routing it cannot tell."""
+    selected_T: Tensor | None = None
+    """bool: the tokens whose mean the policy loss takes apart from that of the others, see
+    `batch.weights`; None: one mean over all. It is made on every rank, so it never travels."""
 
     def __post_init__(self) -> None:
         if self.token_ids_L.dim() != 1 or self.token_ids_L.dtype != torch.int64:
@@ -46,7 +49,9 @@ class TrainSequence:
                 f"num_prompt={self.num_prompt} with {len(self.token_ids_L)} tokens; "
                 "expected 1 <= num_prompt <= tokens"
             )
-        _check_response("mask_T", self.mask_T, torch.bool, self.num_response)
+        for name, value in (("mask_T", self.mask_T), ("selected_T", self.selected_T)):
+            if value is not None:
+                _check_response(name, value, torch.bool, self.num_response)
         for name, value in (
             ("rollout_logprob_T", self.rollout_logprob_T),
             ("advantage_T", self.advantage_T),
@@ -55,7 +60,6 @@ class TrainSequence:
         ):
             if value is not None:
                 _check_response(name, value, torch.float32, self.num_response)
-
         _check_experts(self.routed_experts_LDK, len(self.token_ids_L))
 
     @property
@@ -67,6 +71,11 @@ class TrainSequence:
     def num_trained(self) -> int:
         """Tokens whose mask is True."""
         return int(self.mask_T.sum())
+
+    @property
+    def num_selected(self) -> int:
+        """Trained tokens that are selected."""
+        return 0 if self.selected_T is None else int((self.mask_T & self.selected_T).sum())
 
 
 def _check_response(name: str, value: Tensor, dtype: torch.dtype, num_response: int) -> None:

@@ -23,6 +23,7 @@ from megatron_credit.batch.packing import (
     PackedBatch,
     Packer,
     Padding,
+    TokenWeight,
     context_positions,
     context_shard,
 )
@@ -93,7 +94,7 @@ class ViewPacker(Packer):
     """Packs rollouts with all their views; absent views take no room."""
 
     def __init__(
-        self, views: Sequence[Views], *, weights: Sequence[float], padding: Padding
+        self, views: Sequence[Views], *, weights: Sequence[TokenWeight], padding: Padding
     ) -> None:
         """`weights` is the loss weight of each rollout's trained tokens.
 
@@ -104,7 +105,7 @@ class ViewPacker(Packer):
         self.places: list[list[int]] = []
         """Of each rollout, where its sequences stand in the list of all; the plain one first."""
         sequences: list[TrainSequence] = []
-        flat_weights: list[float] = []
+        flat_weights: list[TokenWeight] = []
         for one, weight in zip(views, weights, strict=True):
             added = [one.plain, *(_bare(view, one.plain) for _, view in _present(one))]
             self.places.append(list(range(len(sequences), len(sequences) + len(added))))

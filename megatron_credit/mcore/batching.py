@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from megatron_credit.batch.packing import PackedBatch, Packer, Padding
+from megatron_credit.batch.packing import PackedBatch, Packer, Padding, TokenWeight
 from megatron_credit.batch.plan import Bin
 from megatron_credit.batch.sequence import TrainSequence, check_token_ids
 from megatron_credit.batch.view_packing import PackedViews, ViewPacker
@@ -37,13 +37,13 @@ class Batching:
             sequence_parallel=self.parallel.sequence_parallel,
         )
 
-    def packer(self, sequences: Sequence[TrainSequence], weights: Sequence[float]) -> Packer:
+    def packer(self, sequences: Sequence[TrainSequence], weights: Sequence[TokenWeight]) -> Packer:
         """Packs these sequences, whose tokens weigh so much; ValueError for unknown token ids."""
         for index, sequence in enumerate(sequences):
             check_token_ids(f"sequence {index}", sequence.token_ids_L, self.architecture.vocab_size)
         return Packer(self._routed(sequences), weights=weights, padding=self._padding())
 
-    def view_packer(self, views: Sequence[Views], weights: Sequence[float]) -> ViewPacker:
+    def view_packer(self, views: Sequence[Views], weights: Sequence[TokenWeight]) -> ViewPacker:
         """Packs the views of each rollout into one micro-batch."""
         plain = self._routed([one.plain for one in views])
         views = [replace(one, plain=routed) for one, routed in zip(views, plain, strict=True)]

@@ -118,3 +118,26 @@ class PolicyConfig(Settings):
                 "set random_weights = false"
             )
         return self
+
+
+class TeacherConfig(Settings):
+    """Whose weights read the views that a method compares the policy with."""
+
+    kind: Literal["current", "ema", "frozen"] = "current"
+    """current: the policy as it is, which takes no memory. ema: a moving average of it. frozen: the
+    weights that the run starts from, or those of `model`. Both are a second copy of the model on
+    every rank, in the type of the policy; ema with bf16 takes another 4 bytes a parameter."""
+    decay: float = Field(0.95, ge=0, lt=1)
+    """ema: share of the average that an optimizer step leaves; the rest are the new weights."""
+    model: Path | None = None
+    """frozen: a Hugging Face model directory to take the weights from. Its tokens must be those of
+    the policy; what compares whole distributions also needs its hidden size and vocabulary."""
+
+    @model_validator(mode="after")
+    def _model_is_frozen(self) -> Self:
+        if self.model is not None and self.kind != "frozen":
+            raise ValueError(
+                f'model = "{self.model}" with kind = "{self.kind}"; only a frozen teacher has '
+                'weights of its own: set kind = "frozen" or leave model out'
+            )
+        return self

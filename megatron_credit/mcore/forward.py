@@ -23,6 +23,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 
 from megatron_credit.batch.packing import PackedBatch
+from megatron_credit.batch.tree_packing import PackedTrees
 from megatron_credit.mcore.routing import RoutedPack
 from megatron_credit.objective.loss import TokenInputs
 
@@ -152,6 +153,7 @@ def packed_parameters(batch: PackedBatch) -> RoutedPack:
         max_seqlen_q=batch.max_length,
         max_seqlen_kv=batch.max_length,
         routed_experts_PDK=batch.routed_experts_PDK,
+        sight=batch.sight() if isinstance(batch, PackedTrees) else None,
     )
 
 

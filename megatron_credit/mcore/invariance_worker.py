@@ -141,9 +141,7 @@ def with_own_logprobs(
 
 def step(policy: Policy, job: Job, sequences: list[TrainSequence]) -> dict[str, Tensor]:
     """`loss` and each full gradient by global name, on the ranks that are the first to hold it."""
-    metrics = policy.update(
-        sequences, objective=job.objective, temperature=job.temperature
-    ).metrics
+    metrics = policy.update(sequences, objective=job.objective, temperature=job.temperature).metrics
     found = {"loss": torch.tensor(metrics["loss"], dtype=torch.float64)}
     for name, gradient in full_gradients(policy):
         found[name] = gradient

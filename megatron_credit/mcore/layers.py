@@ -5,7 +5,6 @@ parallelism, which megatron's own torch attention refuses.
 """
 
 import functools
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from megatron_credit.batch.packing import context_positions
+from megatron_credit.batch.tree_packing import Sight
+from megatron_credit.mcore.routing import RoutedPack
 
 
 class RMSNorm(torch.nn.Module):
@@ -48,6 +49,7 @@ class RotaryAttention(torch.nn.Module):
     copies the pack for each: over 200 sequences of 45 tokens that costs twice the attention.
     Context ranks hold megatron's zig-zag chunks of each sequence; keys and values are gathered over
     them, so each context rank holds all keys of its micro-batch for the duration of a layer.
+    A `RoutedPack` may say that its sequences are trees.
     """
 
     def __init__(
@@ -90,53 +92,55 @@ class RotaryAttention(torch.nn.Module):
             )
         cp_size = self.cp_group.size()
         if packed_seq_params is not None:
-            lengths = _lengths(packed_seq_params)
-            return self._attend(query, key, value, lengths).flatten(1)
+            told = packed_seq_params.sight if isinstance(packed_seq_params, RoutedPack) else None
+            sight = told or self._sight(_lengths(packed_seq_params), query.device)
+            return self._attend(query, key, value, sight).flatten(1)
         length, batch = query.shape[:2]
         flat = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
-        output_TND = self._attend(*flat, (length * cp_size,) * batch)
+        sight = self._sight((length * cp_size,) * batch, query.device)
+        output_TND = self._attend(*flat, sight)
         return output_TND.view(batch, length, -1).transpose(0, 1).contiguous()
 
+    def _sight(self, lengths: tuple[int, ...], device: torch.device) -> Sight:
+        return _causal(lengths, self.cp_group.size(), self.cp_group.rank(), device)
+
     def _attend(
-        self, query_TND: Tensor, key_TGD: Tensor, value_TGD: Tensor, lengths: tuple[int, ...]
+        self, query_TND: Tensor, key_TGD: Tensor, value_TGD: Tensor, sight: Sight
     ) -> Tensor:
-        cp_size = self.cp_group.size()
-        pack = _pack(lengths, cp_size, self.cp_group.rank(), query_TND.device)
-        if len(pack.position_T) != query_TND.shape[0]:
+        if len(sight.position_P) != query_TND.shape[0]:
+            cp_size = self.cp_group.size()
             raise ValueError(
-                f"cu_seqlens end at {sum(lengths)} tokens over {cp_size} context ranks, but this "
-                f"rank's pack has {query_TND.shape[0]}"
+                f"cu_seqlens end at {len(sight.position_P) * cp_size} tokens over {cp_size} "
+                f"context ranks, but this rank's pack has {query_TND.shape[0]}"
             )
-        cos_TD, sin_TD = _rotary(pack.position_T, self.frequency_F)
+        cos_TD, sin_TD = _rotary(sight.position_P, self.frequency_F)
         query_TND = _rotate(query_TND, cos_TD, sin_TD)
         key_TGD = _rotate(key_TGD, cos_TD, sin_TD)
         both_TCGE = _keys_and_values(key_TGD, value_TGD, self.cp_group)
         outputs = []
         # One call per sequence: padding them into batches was measured to gain nothing on a CPU.
-        for query, both, mask in zip(
-            query_TND.split(pack.local_lengths),
-            both_TCGE.split(pack.local_lengths),
-            pack.masks,
+        for query, both, num_causal, mask in zip(
+            query_TND.split(sight.lengths),
+            both_TCGE.split(sight.lengths),
+            sight.num_causal,
+            sight.masks,
             strict=True,
         ):
             key, value = both.transpose(0, 1).flatten(0, 1).chunk(2, dim=-1)
-            outputs.append(_attention(query, key, value, mask, self.scale))
+            if num_causal:
+                first = (tensor[:num_causal] for tensor in (query, key, value))
+                outputs.append(_attention(*first, None, self.scale))
+            if mask is not None:
+                outputs.append(_attention(query[num_causal:], key, value, mask, self.scale))
         return torch.cat(outputs)
 
 
-@dataclass(frozen=True)
-class _Pack:
-    """Where this context rank's T tokens stand in their sequences."""
-
-    local_lengths: tuple[int, ...]
-    position_T: Tensor
-    masks: tuple[Tensor | None, ...]
-    """Of each sequence, [queries, keys]: which key each query sees. None: plainly causal."""
-
-
 @functools.lru_cache(maxsize=16)
-def _pack(lengths: tuple[int, ...], cp_size: int, cp_rank: int, device: torch.device) -> _Pack:
-    """Cached, because all layers of a micro-batch ask for the same one."""
+def _causal(lengths: tuple[int, ...], cp_size: int, cp_rank: int, device: torch.device) -> Sight:
+    """What is seen in plain sequences of these lengths over all context ranks.
+
+    Cached, because all layers of a micro-batch ask for the same one.
+    """
     multiple = 2 * cp_size if cp_size > 1 else 1
     wrong = [length for length in lengths if length % multiple]
     if wrong:
@@ -146,7 +150,12 @@ def _pack(lengths: tuple[int, ...], cp_size: int, cp_rank: int, device: torch.de
         )
     position_T = torch.cat([_positions(length, cp_size, cp_rank) for length in lengths])
     masks = tuple(_mask(length, cp_size, cp_rank, device) for length in lengths)
-    return _Pack(tuple(length // cp_size for length in lengths), position_T.to(device), masks)
+    return Sight(
+        lengths=tuple(length // cp_size for length in lengths),
+        position_P=position_T.to(device),
+        num_causal=lengths if cp_size == 1 else (0,) * len(lengths),
+        masks=masks,
+    )
 
 
 def _positions(length: int, cp_size: int, cp_rank: int) -> Tensor:

@@ -11,9 +11,23 @@ MANIFEST = "manifest.json"
 VERSION = 1
 
 
-def identity(architecture: Architecture, *, dtype: str, optimizer: str) -> dict[str, str]:
-    """What a checkpoint must share with a run that goes on from it."""
-    return {"architecture": architecture.fingerprint(), "dtype": dtype, "optimizer": optimizer}
+_UNSAID = {"teacher": "none"}
+"""What a checkpoint has of which its manifest says nothing."""
+
+
+def identity(
+    architecture: Architecture, *, dtype: str, optimizer: str, teacher: str = "none"
+) -> dict[str, str]:
+    """What a checkpoint must share with a run that goes on from it.
+
+    `teacher`: "ema" where it holds a moving average of the weights beside them, else "none".
+    """
+    return {
+        "architecture": architecture.fingerprint(),
+        "dtype": dtype,
+        "optimizer": optimizer,
+        "teacher": teacher,
+    }
 
 
 def read_manifest(directory: Path, expected: Mapping[str, str]) -> dict[str, Any]:
@@ -30,7 +44,7 @@ def read_manifest(directory: Path, expected: Mapping[str, str]) -> dict[str, Any
             f"{path} has version {manifest.get('version')}; this program reads {VERSION}"
         )
     for name, value in expected.items():
-        found = manifest["identity"].get(name)
+        found = manifest["identity"].get(name, _UNSAID.get(name))
         if found != value:
             raise ValueError(
                 f"checkpoint {directory} has {name}={found}, but this run has {name}={value}; "

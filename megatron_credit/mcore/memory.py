@@ -16,7 +16,12 @@ from megatron_credit.mcore.architecture import (
     data_parallel_size,
     padded_vocab_size,
 )
-from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
+from megatron_credit.mcore.config import (
+    OptimizerConfig,
+    ParallelConfig,
+    PolicyConfig,
+    TeacherConfig,
+)
 
 FP32 = 4
 BYTES = {"fp32": 4, "bf16": 2}
@@ -35,6 +40,8 @@ class RankMemory:
     """What autograd keeps."""
     backward: int
     """Gradients of a layer's activations while the backward pass is in it: as large as they are."""
+    teacher: int
+    """A copy of the weights that reads evidence; for an average in bf16 one in float32 too."""
     head: int
     """Workspace of the output head, which never makes logits of all tokens; last stage only."""
 
@@ -70,11 +77,12 @@ def trainer_memory(
     optimizer: OptimizerConfig,
     parallel: ParallelConfig,
     num_processes: int,
+    teacher: TeacherConfig | None = None,
 ) -> list[RankMemory]:
     """The memory of a rank of each pipeline stage; the ranks of a stage are alike.
 
     `check_parallel` accepted the layout. Micro-batches are taken to be full, and there to be as
-    many as the pipeline can hold at once.
+    many as the pipeline can hold at once. A `teacher` is taken to be of the policy's size.
     """
     width = BYTES[policy.dtype]
     tokens = -(-policy.tokens_per_microbatch // parallel.context)
@@ -91,11 +99,20 @@ def trainer_memory(
                     count, policy, optimizer, parallel, num_processes=num_processes
                 ),
                 activations=activation_bytes(architecture, policy, parallel, stage),
+                teacher=number * teacher_bytes(policy, teacher),
                 backward=tokens * layer_bytes_per_token(architecture, width, parallel),
                 head=head_bytes(architecture, policy, parallel) if is_last else 0,
             )
         )
     return memory
+
+
+def teacher_bytes(policy: PolicyConfig, teacher: TeacherConfig | None) -> int:
+    """Bytes of a teacher for each parameter of the policy."""
+    if teacher is None or teacher.kind == "current":
+        return 0
+    width = BYTES[policy.dtype]
+    return width + (FP32 if teacher.kind == "ema" and width < FP32 else 0)
 
 
 def engine_memory(
@@ -111,9 +128,7 @@ def engine_memory(
     )
 
 
-def rank_parameters(
-    architecture: Architecture, parallel: ParallelConfig, stage: int
-) -> Parameters:
+def rank_parameters(architecture: Architecture, parallel: ParallelConfig, stage: int) -> Parameters:
     """What a rank of a pipeline stage holds, padding rows of the vocabulary included.
 
     A layer: two norms 2H; attention (Q + 2K)H + HQ, split by tensor (and biases Q + 2K, head norms
@@ -214,9 +229,7 @@ def layer_bytes_per_token(architecture: Architecture, width: int, parallel: Para
     return total + (width * a.experts_per_token * arriving + 4 * FP32 * a.num_experts) // split
 
 
-def head_bytes(
-    architecture: Architecture, policy: PolicyConfig, parallel: ParallelConfig
-) -> int:
+def head_bytes(architecture: Architecture, policy: PolicyConfig, parallel: ParallelConfig) -> int:
     """Workspace of the output head in the backward pass.
 
     Four float32 copies of the hidden states (scaled, transposed, their gradient, and that of all

@@ -1,7 +1,6 @@
 """The policy that is trained: scores sequences, takes optimizer steps, hands out its weights."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -10,31 +9,35 @@ from credit_kernels.evidence.contrast import ContrastArgument
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from megatron_credit.batch.packing import PackedBatch
 from megatron_credit.batch.scored import Scored, Update
 from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.batch.teaching import Teaching
 from megatron_credit.batch.views import Views, ViewScores, count_contexts
+from megatron_credit.batch.weights import step_weights
 from megatron_credit.mcore import checkpoint
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
 from megatron_credit.mcore.batching import Batching
 from megatron_credit.mcore.bridge import BridgeConverter, build_with_bridge
 from megatron_credit.mcore.comparison import Comparison
-from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
+from megatron_credit.mcore.config import (
+    OptimizerConfig,
+    ParallelConfig,
+    PolicyConfig,
+    TeacherConfig,
+)
 from megatron_credit.mcore.convert import Converter, TensorMeta
-from megatron_credit.mcore.forward import run_schedule, token_inputs
-from megatron_credit.mcore.hf_files import open_checkpoint, refuse_unread
+from megatron_credit.mcore.loading import load_model
 from megatron_credit.mcore.manifest import identity
-from megatron_credit.mcore.model import DTYPES, build_model
+from megatron_credit.mcore.model import DTYPES
 from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
 from megatron_credit.mcore.parallel import Ranks
-from megatron_credit.mcore.scoring import TokenScores
-from megatron_credit.mcore.teacher_pass import read_teachers
-from megatron_credit.mcore.totals import global_totals, named_metrics
+from megatron_credit.mcore.scoring import TokenScores, score_sequences
+from megatron_credit.mcore.teacher_pass import ViewReading, check_teacher, read_teachers
+from megatron_credit.mcore.teachers import AverageTeacher, TeacherModel, make_teacher
+from megatron_credit.mcore.training_pass import TrainingPass, head_of
 from megatron_credit.mcore.training_state import TrainingState
 from megatron_credit.mcore.views import StatisticsHead, check_views, score_views
 from megatron_credit.objective.config import ObjectiveConfig
-from megatron_credit.objective.loss import LossSums, policy_loss
-from megatron_credit.objective.normalise import normaliser
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -68,6 +71,8 @@ class Policy:
         self.wrapped = distribute(self.chunks, distributed_optimizer=splits_state)
         self.optimizer = PolicyOptimizer(self.wrapped, optimizer)
         self.device = next(self.chunks[0].parameters()).device
+        self.teacher_model: TeacherModel | None = None
+        """Another model that only reads; see `add_teacher`."""
         self.batching = Batching(
             architecture=architecture,
             parallel=parallel,
@@ -96,17 +101,15 @@ class Policy:
         if policy.converter == "bridge":
             chunks, converter = build_with_bridge(architecture, policy, parallel)
         else:
-            chunks = build_model(
+            chunks, converter = load_model(
+                policy.model,
                 architecture,
                 parallel,
+                ranks,
                 dtype=DTYPES[policy.dtype],
-                seed=seed if policy.random_weights else None,
                 recompute=policy.recompute,
+                seed=seed if policy.random_weights else None,
             )
-            converter = Converter(architecture, chunks, ranks)
-            if not policy.random_weights:
-                converter.load(open_checkpoint(policy.model))
-                refuse_unread(policy.model, [meta.name for meta in converter.metadata()])
         return cls(
             architecture,
             chunks,
@@ -130,26 +133,47 @@ class Policy:
     def score(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Scored]:
         """Log-prob and entropy of every response token, in input order, on every rank.
 
-        The same list must be given on every rank. Bit for bit what `update` sees for this list:
-        the same packing, the same forward pass.
+        The same list must be given on every rank. Bit for bit what `update` sees for this list,
+        unless it teaches: the same packing, the same forward pass.
         """
-        packer = self.batching.packer(sequences, [0.0] * len(sequences))
-        scores = TokenScores(packer, self.device)
+        return score_sequences(self.wrapped, self.batching, sequences, temperature=temperature)
 
-        def collect(
-            batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor
-        ) -> tuple[Tensor, None]:
-            scores.keep(batch, logprob_R, entropy_R)
-            return logprob_R.sum(), None
+    @property
+    def teacher(self) -> Sequence[GPTModel] | None:
+        """The chunks of the teacher, to read views with; None: the policy is its own teacher."""
+        return None if self.teacher_model is None else self.teacher_model.chunks
 
-        run_schedule(
-            self.wrapped,
-            self.batching.batches(packer),
-            self.batching.head(temperature),
-            collect,
-            forward_only=True,
-        )
-        return scores.gather(sequences, self.ranks)
+    def add_teacher(self, config: TeacherConfig) -> None:
+        """From here on there is the teacher of this configuration; see `teachers.make_teacher`.
+
+        Before `load`: copies begin with the weights that the policy has now.
+        """
+        assert self.optimizer.num_steps == 0
+        if config.kind != "current" and isinstance(self.converter, BridgeConverter):
+            raise ValueError(
+                f'a teacher of kind = "{config.kind}" is a second model, which is not built with '
+                'policy.converter = "bridge"; use kind = "current"'
+            )
+        self.teacher_model = make_teacher(config, self.chunks, self.batching)
+
+    def read_views(
+        self, views: Sequence[Views], *, teacher: Sequence[GPTModel] | None = None
+    ) -> ViewReading:
+        """What the teachers make of these views, for `score_views` and `update` of the same list.
+
+        The same list must be given on every rank. `teacher`: chunks that read all contexts but the
+        plain one, such as `self.teacher`, laid out as the policy is; None: the policy reads them.
+        What is kept takes memory, see `ViewReading`. ValueError: the teacher's hidden states or
+        vocabulary are of another size.
+        """
+        check_views(views, self.architecture)
+        # Unwrapped: in bf16 megatron's wrapper would hand out float32 copies.
+        chunks = self.chunks if teacher is None else teacher
+        check_teacher(chunks, self.chunks)
+        pairs = self.batching.batches_apart(self.batching.view_packer(views, [0.0] * len(views)))
+        plain = read_teachers(chunks, pairs, self.batching.head(1.0), self.ranks.cp_group)
+        rows = [batch.teacher_rows for batch in plain]
+        return ViewReading(list(views), rows, self.optimizer.num_steps)
 
     @torch.no_grad()
     def score_views(
@@ -161,6 +185,7 @@ class Policy:
         divergence: str = "forward",
         top_k: int | None = None,
         teacher: Sequence[GPTModel] | None = None,
+        reading: ViewReading | None = None,
     ) -> list[ViewScores]:
         """Statistics of each response token behind several contexts, in input order on every rank.
 
@@ -171,55 +196,66 @@ class Policy:
         `score` but for the rounding of another packing: the same bits without teachers.
 
         `teacher`: this rank's chunks of the model that reads all contexts but the plain one, laid
-        out as the policy is; None: the policy reads them too, all in one pass.
+        out as the policy is; None: the policy reads them too, all in one pass. `reading`: what
+        `read_views` found of these views, which says more than `teacher` and saves a pass.
         """
         comparison = Comparison(count_contexts(views), contrast, divergence, top_k)
         comparison.check(temperature)
         check_views(views, self.architecture)
         packer = self.batching.view_packer(views, [0.0] * len(views))
-        output, cp_group = self.batching.head(temperature), self.ranks.cp_group
-        if teacher is None:
+        if reading is None and teacher is None:
             batches = self.batching.batches(packer)
         else:
-            batches = read_teachers(teacher, self.batching.batches_apart(packer), output, cp_group)
-        head = StatisticsHead(output, comparison, cp_group)
+            reading = reading or self.read_views(views, teacher=teacher)
+            batches = reading.attached(packer, self.batching, self.optimizer.num_steps)
+        head = StatisticsHead(self.batching.head(temperature), comparison, self.ranks.cp_group)
         return score_views(self.wrapped, packer, batches, head, self.ranks)
 
     def update(
-        self, sequences: Sequence[TrainSequence], *, objective: ObjectiveConfig, temperature: float
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        objective: ObjectiveConfig,
+        temperature: float,
+        teaching: Teaching | None = None,
+        teacher: Sequence[GPTModel] | None = None,
+        reading: ViewReading | None = None,
     ) -> Update:
         """One optimizer step over these sequences; what it says is the same on every rank.
 
         The same list must be given on every rank; each data rank takes its share. Without a trained
         token, or where the gradient norm is not finite, nothing changes and `optimizer/skipped`
         is 1.
+
+        `teaching`: losses between the sequences and their views, added to the surrogate, each its
+        coefficient times its mean; where none of them is active the step is, bit for bit, the one
+        without them. `teacher` reads the views, unless `reading` is what `read_views` found of
+        them; None: the policy as it is. The teachers' views never go through the backward pass.
         """
-        norm = normaliser([sequence.num_trained for sequence in sequences], objective)
-        packer = self.batching.packer(sequences, norm.weight_N)
+        norm = step_weights(sequences, objective)
+        if teaching is not None:
+            teaching = teaching.of(sequences)
+        if teaching is None or not teaching.is_active:
+            packer = self.batching.packer(sequences, norm.weights)
+            head, batches = self.batching.head(temperature), self.batching.batches(packer)
+        else:
+            head = head_of(teaching, self.batching.head(temperature), self.ranks, self.device)
+            packer = self.batching.view_packer(teaching.views, norm.weights)
+            reading = reading or self.read_views(teaching.views, teacher=teacher)
+            batches = reading.attached(packer, self.batching, self.optimizer.num_steps)
+        training = TrainingPass(packer, batches, head, objective, norm.count, teaching)
         scores = TokenScores(packer, self.device)
-
-        def loss(
-            batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor
-        ) -> tuple[Tensor, LossSums]:
-            scores.keep(batch, logprob_R, entropy_R)
-            inputs = token_inputs(batch, logprob_R, entropy_R)
-            part = policy_loss(inputs, objective)
-            # The one division; gradients and losses are plain sums from here on.
-            return part.loss / norm.count, replace(part, loss=part.loss.detach())
-
         learning_rate = self.optimizer.learning_rate()
-        has_tokens = any(sequence.num_trained for sequence in sequences)
         parts, result = [], StepResult(0.0, applied=False)
         scored = [Scored.unknown(sequence) for sequence in sequences]
-        if has_tokens:
+        if any(sequence.num_trained for sequence in sequences):
             self.optimizer.zero_grad()
-            head, batches = self.batching.head(temperature), self.batching.batches(packer)
-            parts = run_schedule(self.wrapped, batches, head, loss, forward_only=False)
+            parts = training.run(self.wrapped, scores, self.device)
             result = self.optimizer.step()
             scored = scores.gather(sequences, self.ranks)
-        sums, maxima = global_totals(parts, objective, self.ranks, self.device)
-        metrics = named_metrics(sums, maxima, count=norm.count)
-        metrics |= {
+        if result.applied and self._average is not None:
+            self._average.after_step()
+        metrics = training.metrics(parts, self.ranks, self.device) | {
             "grad_norm": result.grad_norm,
             "lr": learning_rate,
             "optimizer/skipped": float(not result.applied),
@@ -236,11 +272,14 @@ class Policy:
         checkpoint.save(directory, self._training_state(), owner, layout)
 
     def load(self, directory: Path) -> None:
-        """Goes on from what `save` wrote, under this or another layout; see `checkpoint.load`."""
+        """Goes on from what `save` wrote, under this or another layout; see `checkpoint.load`.
+
+        The average of an ema teacher comes with it; a frozen one stays as `add_teacher` made it.
+        """
         checkpoint.load(directory, self._training_state(), self._identity())
 
     def _training_state(self) -> TrainingState:
-        return TrainingState(self.chunks, self.optimizer)
+        return TrainingState(self.chunks, self.optimizer, self._average)
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint must share with this policy."""
@@ -248,4 +287,11 @@ class Policy:
             self.architecture,
             dtype=NAMES[self.chunks[0].config.params_dtype],
             optimizer=self.optimizer.config.kind,
+            teacher="none" if self._average is None else "ema",
         )
+
+    @property
+    def _average(self) -> AverageTeacher | None:
+        """The teacher that follows the policy, which checkpoints hold."""
+        model = self.teacher_model
+        return model if isinstance(model, AverageTeacher) else None

@@ -22,12 +22,14 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.batch.tree_packing import Sight
 from megatron_credit.mcore.architecture import Architecture
 
 
 @dataclass
 class RoutedPack(PackedSeqParams):
-    """Where the sequences of a micro-batch lie, and where their tokens went in the engine.
+    """Where the sequences of a micro-batch lie, where their tokens went in the engine, and what
+    they see of each other.
 
     megatron hands it to every layer, and to the same layer again when it recomputes, so that no
     schedule can mix up micro-batches.
@@ -35,6 +37,8 @@ class RoutedPack(PackedSeqParams):
 
     routed_experts_PDK: Tensor | None = None
     """-1: not known, the router decides."""
+    sight: Sight | None = None
+    """None: in each sequence, what came before. Only our own attention goes by it."""
 
 
 def take_over_routing(chunk: GPTModel) -> None:

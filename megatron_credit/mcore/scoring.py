@@ -13,6 +13,8 @@ from torch import Tensor
 from megatron_credit.batch.packing import PackedBatch, Packer
 from megatron_credit.batch.scored import Scored
 from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.mcore.batching import Batching
+from megatron_credit.mcore.forward import run_schedule
 from megatron_credit.mcore.parallel import Ranks
 
 
@@ -54,3 +56,24 @@ class TokenScores:
             Scored(logprob_T=logprob_T, entropy_T=entropy_T)
             for logprob_T, entropy_T in zip(*parts, strict=True)
         ]
+
+
+@torch.no_grad()
+def score_sequences(
+    chunks: Sequence[torch.nn.Module],
+    batching: Batching,
+    sequences: Sequence[TrainSequence],
+    *,
+    temperature: float,
+) -> list[Scored]:
+    """What the model in `chunks` says of every response token; see `Policy.score`."""
+    packer = batching.packer(sequences, [0.0] * len(sequences))
+    scores = TokenScores(packer, batching.device)
+
+    def collect(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> tuple[Tensor, None]:
+        scores.keep(batch, logprob_R, entropy_R)
+        return logprob_R.sum(), None
+
+    head = batching.head(temperature)
+    run_schedule(chunks, batching.batches(packer), head, collect, forward_only=True)
+    return scores.gather(sequences, batching.ranks)

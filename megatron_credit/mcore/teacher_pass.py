@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from torch import Tensor
 
-from megatron_credit.batch.view_packing import PackedViews, TeacherRows
+from megatron_credit.batch.sequence import TrainSequence
+from megatron_credit.batch.view_packing import PackedViews, TeacherRows, ViewPacker
+from megatron_credit.batch.views import View, Views
+from megatron_credit.mcore.batching import Batching
 from megatron_credit.mcore.forward import OutputHead, output_weight_of, run_schedule
 from megatron_credit.mcore.views import exchanged
 
@@ -63,3 +67,67 @@ def read_teachers(
         # Only the last stage finds rows, and needs them.
         return plain
     return [replace(one, teacher_rows=rows) for one, rows in zip(plain, kept, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class ViewReading:
+    """What the teachers made of these rollouts' views, until the policy's next optimizer step.
+
+    Kept on the last stage alone: bytes = hidden size x bytes of a number x (views of teachers x
+    response tokens of this data and context rank). The rest is shared with the model.
+    """
+
+    views: Sequence[Views]
+    rows: Sequence[TeacherRows | None]
+    """Of each micro-batch of this rank; None where it is not on the last stage."""
+    num_steps: int
+    """Optimizer steps of the policy before it."""
+
+    def attached(self, packer: ViewPacker, batching: Batching, num_steps: int) -> list[PackedViews]:
+        """The plain micro-batches of the packer, each with what was read of its teachers.
+
+        ValueError for other token ids than were read, or after an optimizer step of the policy.
+        """
+        if num_steps != self.num_steps:
+            raise ValueError(
+                f"the views were read after {self.num_steps} optimizer steps and the policy has "
+                f"taken {num_steps}; read them again"
+            )
+        pairs = zip(packer.views, self.views, strict=False)
+        if len(packer.views) != len(self.views) or not all(_same_ids(*pair) for pair in pairs):
+            raise ValueError(
+                "the reading is of other views than these; give the list that was read, of which "
+                "only what is not token ids may have changed"
+            )
+        plain = [of_plain for of_plain, _ in batching.batches_apart(packer)]
+        return [replace(one, teacher_rows=row) for one, row in zip(plain, self.rows, strict=True)]
+
+
+_Read = TrainSequence | View | None
+
+
+def _same_ids(one: Views, other: Views) -> bool:
+    if one.num_contexts != other.num_contexts:
+        return False
+    pairs = zip((one.plain, *one.teachers), (other.plain, *other.teachers), strict=True)
+    return all(_same_view(*pair) for pair in pairs)
+
+
+def _same_view(one: _Read, other: _Read) -> bool:
+    if one is None or other is None:
+        return one is other
+    same_prompt = one.num_prompt == other.num_prompt
+    return same_prompt and torch.equal(one.token_ids_L, other.token_ids_L)
+
+
+def check_teacher(teacher: Sequence[GPTModel], policy: Sequence[GPTModel]) -> None:
+    """ValueError where the hidden states of a teacher cannot stand beside those of the policy."""
+    theirs, ours = (
+        (chunks[0].config.hidden_size, chunks[0].vocab_size) for chunks in (teacher, policy)
+    )
+    if theirs != ours:
+        raise ValueError(
+            f"the teacher has hidden size {theirs[0]} and {theirs[1]} rows in its output weight, "
+            f"the policy {ours[0]} and {ours[1]}; views are compared by models that share both. "
+            "Log-probs of any model with the same tokens: TeacherModel.score"
+        )

@@ -1,6 +1,7 @@
 """Sums and maxima of an optimizer step, brought together from all micro-batches and ranks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -30,43 +31,69 @@ def expected_names(config: ObjectiveConfig) -> tuple[list[str], list[str]]:
     return sorted(empty.sums), sorted(empty.maxima)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Numbers of the whole optimizer step, the same on every rank."""
+
+    sums: dict[str, float]
+    """Those of `LossSums`, and the loss among them."""
+    taught: dict[str, float]
+    """Of each loss beside the surrogate."""
+    maxima: dict[str, float]
+
+
 def global_totals(
-    parts: Sequence[LossSums], config: ObjectiveConfig, ranks: Ranks, device: torch.device
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Sums (the loss among them) and maxima over the whole step, the same on every rank.
+    parts: Sequence[LossSums],
+    config: ObjectiveConfig,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    taught: Sequence[str] = (),
+) -> Totals:
+    """Sums and maxima over the whole step.
 
     `parts` are the micro-batches of this rank on the last pipeline stage, nothing elsewhere.
-    Collective over the data, context and pipeline ranks; tensor ranks hold the same numbers.
+    `taught` names the losses beside the surrogate that each of them has. Collective over the data,
+    context and pipeline ranks; tensor ranks hold the same numbers.
     """
     sum_names, max_names = expected_names(config)
+    sum_names = [LOSS, *sum_names]
     sums = [{LOSS: part.loss, **part.sums} for part in parts]
-    sum_K = _stack(sums, [LOSS, *sum_names], device).sum(0)
+    sum_K = torch.cat(
+        [
+            _stack(sums, sum_names, device).sum(0),
+            _stack([part.taught for part in parts], taught, device).sum(0),
+        ]
+    )
     max_K = _stack([part.maxima for part in parts], max_names, device).amax(0)
     dist.all_reduce(sum_K, group=ranks.dp_cp_group)
     dist.all_reduce(max_K, dist.ReduceOp.MAX, group=ranks.dp_cp_group)
     both_K = torch.cat([sum_K, max_K])
     if ranks.pp_size > 1:
         dist.broadcast(both_K, group=ranks.pp_group, group_src=ranks.pp_size - 1)
-    values = both_K.tolist()
-    return (
-        dict(zip([LOSS, *sum_names], values, strict=False)),
-        dict(zip(max_names, values[1 + len(sum_names) :], strict=True)),
+    values = iter(both_K.tolist())
+    # In the order in which they were put together.
+    return Totals(
+        sums={name: next(values) for name in sum_names},
+        taught={name: next(values) for name in taught},
+        maxima={name: next(values) for name in max_names},
     )
 
 
 def _stack(
     parts: Sequence[Mapping[str, Tensor]], names: Sequence[str], device: torch.device
 ) -> Tensor:
-    """[parts + 1, names] float64, the first row zero: every sum and maximum here is at least 0."""
-    rows = [torch.zeros(len(names), dtype=torch.float64, device=device)]
-    rows += [torch.stack([part[name].detach().double() for name in names]) for part in parts]
-    return torch.stack(rows)
+    """[parts + 1, names] float64, the first row zero: every maximum here is at least 0."""
+    rows_PK = torch.zeros(len(parts) + 1, len(names), dtype=torch.float64, device=device)
+    for row_K, part in zip(rows_PK[1:], parts, strict=True):
+        for place, name in enumerate(names):
+            row_K[place] = part[name].detach()
+    return rows_PK
 
 
-def named_metrics(
-    sums: dict[str, float], maxima: dict[str, float], *, count: float
-) -> dict[str, float]:
+def named_metrics(totals: Totals, *, count: float) -> dict[str, float]:
     """Means over the trained tokens, and maxima, under the names that metrics files use."""
+    sums, maxima = totals.sums, totals.maxima
     tokens = sums["tokens"]
     metrics = {"loss": sums[LOSS] / count, "policy/tokens": tokens}
     means = {name: value for name, value in sums.items() if name not in (LOSS, "tokens")}

@@ -1,4 +1,5 @@
-"""What training goes on from, as megatron's sharded tensors: weights, master weights and moments.
+"""What training goes on from, as megatron's sharded tensors: weights, master weights, moments, and
+the moving average that a teacher reads with.
 
 Every tensor is described in the model's own terms (global parameter, offset, shape), whichever
 optimizer holds it and however it splits it, so that a checkpoint fits any other layout. megatron's
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from megatron_credit.mcore.optimizer import PolicyOptimizer
+from megatron_credit.mcore.teachers import AverageTeacher
 
 _Sharded = ShardedTensor | ShardedTensorFactory
 _MASTER = "master"
@@ -33,11 +35,17 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
-    """The chunks of a model and their optimizer."""
+    """The chunks of a model, their optimizer, and the average of them if there is one."""
 
-    def __init__(self, chunks: Sequence[GPTModel], optimizer: PolicyOptimizer) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[GPTModel],
+        optimizer: PolicyOptimizer,
+        average: AverageTeacher | None = None,
+    ) -> None:
         self._chunks = list(chunks)
         self._optimizer = optimizer
+        self._average = average
 
     @property
     def num_steps(self) -> int:
@@ -59,14 +67,15 @@ class TrainingState:
             for sharded in nested_values(state)
             if isinstance(sharded, _Sharded)
         }
-        state["optimizer"] = {
-            number: _like(
-                description[id(item.parameter)],
-                item.name,
-                item.blank() if loading else item.gather(),
-            )
-            for number, item in enumerate(self._optimizer_state())
-        }
+        for section, items in self._items():
+            state[section] = {
+                number: _like(
+                    description[id(item.parameter)],
+                    f"{section}.{item.name}",
+                    item.blank() if loading else item.gather(),
+                )
+                for number, item in enumerate(items)
+            }
         return state
 
     @torch.no_grad()
@@ -74,9 +83,24 @@ class TrainingState:
         """Takes over what was loaded into `sharded(loading=True)`."""
         for number, chunk in enumerate(self._chunks):
             chunk.load_state_dict(loaded[f"model{number}"])
-        for number, item in enumerate(self._optimizer_state()):
-            item.take(loaded["optimizer"][number])
+        for section, items in self._items():
+            for number, item in enumerate(items):
+                item.take(loaded[section][number])
+        if self._average is not None:
+            self._average.refresh()
         self._optimizer.set_num_steps(num_steps)
+
+    def _items(self) -> Iterator[tuple[str, Iterator["_Item"]]]:
+        """What is saved beside the weights, in sections with keys of their own."""
+        yield "optimizer", self._optimizer_state()
+        if self._average is not None:
+            yield (
+                "teacher",
+                (
+                    _Item(one.source, "average", one.value, None, None)
+                    for one in self._average.averages
+                ),
+            )
 
     def _optimizer_state(self) -> Iterator["_Item"]:
         for part in self._optimizer.parts():
@@ -86,7 +110,7 @@ class TrainingState:
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """A tensor of optimizer state of one model parameter."""
+    """A tensor that belongs to one model parameter."""
 
     parameter: Parameter
     name: str
@@ -158,9 +182,9 @@ def _split_state(part: DistributedOptimizer) -> Iterator[_Item]:
                 yield _Item(parameter, name, held.get(name), span, data_ranks)
 
 
-def _like(description: _Sharded, name: str, tensor: Tensor) -> _Sharded:
+def _like(description: _Sharded, prefix: str, tensor: Tensor) -> _Sharded:
     """`tensor` lies in the checkpoint as the described parameter does, under its own key."""
-    changes: dict[str, Any] = {"key": f"optimizer.{name}.{description.key}", "data": tensor}
+    changes: dict[str, Any] = {"key": f"{prefix}.{description.key}", "data": tensor}
     if isinstance(description, ShardedTensor):
         changes["dtype"] = tensor.dtype
     return replace(description, **changes)

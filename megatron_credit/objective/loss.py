@@ -1,6 +1,6 @@
 """The loss of a packed micro-batch: a sum, never a mean."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -59,6 +59,9 @@ class LossSums:
     """float64 scalars, detached: plain sums over the trained tokens; `tokens` counts them."""
     maxima: dict[str, Tensor]
     """Scalars >= 0 without gradient."""
+    taught: dict[str, Tensor] = field(default_factory=dict)
+    """Scalars, detached: sums of the losses beside the surrogate, which have counts of their own;
+    `policy_loss` knows of none."""
 
 
 def policy_loss(inputs: TokenInputs, config: ObjectiveConfig) -> LossSums:

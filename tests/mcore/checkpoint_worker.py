@@ -15,7 +15,7 @@ from mcore.parity_worker import OBJECTIVE, TEMPERATURE, Case, build, make_batch
 from torch import Tensor
 
 from megatron_credit.mcore import cpu_mode
-from megatron_credit.mcore.config import OptimizerConfig
+from megatron_credit.mcore.config import OptimizerConfig, TeacherConfig
 
 WORLD_SIZE = 2
 # A large eps keeps Adam from blowing the rounding of tiny gradients up to whole steps.
@@ -30,6 +30,8 @@ class Route:
     source: Case
     targets: dict[str, Case]
     optimizer: OptimizerConfig = ADAM
+    averaged: bool = False
+    """A teacher follows the policy; its average counts among the parameters."""
 
 
 TP2, PP2 = Case("tied", {"tensor": 2}), Case("tied", {"pipeline": 2})
@@ -48,17 +50,21 @@ BF16_WHOLE = replace(DP2_WHOLE, dtype="bf16")
 ROUTES = {
     "tp2": Route(TP2, {"same": TP2, "pp2": PP2, "dp2": DP2, "dp2_whole": DP2_WHOLE}),
     # A tied embedding has a gradient bucket of its own on the last stage.
-    "pp2": Route(PP2, {"same": PP2, "tp2": TP2}),
+    "pp2": Route(PP2, {"same": PP2, "tp2": TP2}, averaged=True),
     "dp2": Route(DP2, {"same": DP2, "tp2": TP2}),
     "dp2_whole": Route(DP2_WHOLE, {"same": DP2_WHOLE, "pp2": PP2}),
     # The padded vocabulary of two tensor ranks is longer than that of one.
     "odd_tp2": Route(ODD_TP2, {"same": ODD_TP2, "pp2": ODD_PP2, "interleaved": INTERLEAVED}),
     "odd_pp2": Route(ODD_PP2, {"same": ODD_PP2, "tp2": ODD_TP2}),
     "ep2": Route(
-        EP2, {"same": EP2, "dp2": MOE_DP2, "pp2": MOE_PP2, "tp2": MOE_TP2, "etp2": ETP2}
+        EP2,
+        {"same": EP2, "dp2": MOE_DP2, "pp2": MOE_PP2, "tp2": MOE_TP2, "etp2": ETP2},
+        averaged=True,
     ),
     "etp2": Route(ETP2, {"same": ETP2, "ep2": EP2}),
-    "bf16": Route(BF16_TP2, {"same": BF16_TP2, "dp2": BF16_DP2, "dp2_whole": BF16_WHOLE}),
+    "bf16": Route(
+        BF16_TP2, {"same": BF16_TP2, "dp2": BF16_DP2, "dp2_whole": BF16_WHOLE}, averaged=True
+    ),
     "sgd": Route(TP2, {"same": TP2, "pp2": PP2}, SGD),
 }
 
@@ -87,7 +93,7 @@ def run_route(path: Path, route: Route) -> dict[str, Any]:
     """What the steps after a checkpoint do: in the run that wrote it, and in those that load it."""
     from megatron_credit.mcore.parallel import stop_parallel
 
-    policy = build(route.source, route.optimizer)
+    policy = begin(route.source, route)
     batch = make_batch("mixed", policy.architecture.vocab_size)
     for _ in range(2):
         policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE)
@@ -98,7 +104,7 @@ def run_route(path: Path, route: Route) -> dict[str, Any]:
     results = {"went_on": follow(policy, batch), "save_s": seconds, "weights": weights}
     stop_parallel(keep_world=True)
     for name, case in route.targets.items():
-        policy = build(case, route.optimizer)
+        policy = begin(case, route)
         # A step away from where both started, so that nothing is right by chance.
         policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE)
         policy.load(path)
@@ -107,11 +113,17 @@ def run_route(path: Path, route: Route) -> dict[str, Any]:
     return results
 
 
+def begin(case: Case, route: Route) -> Any:
+    """A policy at its first step, with its teacher."""
+    policy = build(case, route.optimizer)
+    policy.add_teacher(TeacherConfig(kind="ema" if route.averaged else "current", decay=0.5))
+    return policy
+
+
 def follow(policy: Any, batch: list[Any]) -> dict[str, Any]:
     """Two more steps: their metrics, and the weights afterwards."""
     metrics = [
-        policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE).metrics
-        for _ in range(2)
+        policy.update(batch, objective=OBJECTIVE, temperature=TEMPERATURE).metrics for _ in range(2)
     ]
     return {"metrics": metrics, "after": parameters(policy), "steps": policy.optimizer.num_steps}
 
@@ -121,17 +133,23 @@ def parameters(policy: Any) -> dict[str, Tensor]:
     from megatron_credit.mcore import sharding
     from megatron_credit.mcore.names import global_name, is_vocabulary
 
+    def joined(shard: Tensor, name: str, local_name: str) -> Tensor:
+        _, size, group = policy.ranks.splitting(name)
+        shards = [torch.empty_like(shard) for _ in range(size)]
+        dist.all_gather(shards, shard, group=group)
+        full = sharding.join_shards(shards, local_name).clone()
+        rows = policy.architecture.vocab_size if is_vocabulary(name) else full.shape[0]
+        return full[:rows]
+
     found = {}
+    teacher = policy.teacher_model
+    averages = {} if teacher is None else {one.source: one.value for one in teacher.averages}
     for chunk in policy.chunks:
         for local_name, parameter in chunk.named_parameters():
             name = global_name(policy.architecture, chunk, local_name)
-            shard = parameter.detach()
-            _, size, group = policy.ranks.splitting(name)
-            shards = [torch.empty_like(shard) for _ in range(size)]
-            dist.all_gather(shards, shard, group=group)
-            full = sharding.join_shards(shards, local_name).clone()
-            rows = policy.architecture.vocab_size if is_vocabulary(name) else full.shape[0]
-            found[name] = full[:rows]
+            found[name] = joined(parameter.detach(), name, local_name)
+            if parameter in averages:
+                found[f"average {name}"] = joined(averages[parameter], name, local_name)
     gathered: list[Any] = [None] * WORLD_SIZE
     dist.all_gather_object(gathered, found)
     return {name: tensor for part in gathered for name, tensor in part.items()}

@@ -154,6 +154,13 @@ def test_normalisers():
     assert normaliser([], ObjectiveConfig()).count == 1
 
 
+def test_two_means_have_weights_over_one_count():
+    norm = normaliser([4, 0, 2], ObjectiveConfig(), [1, 0, 1])
+    assert (norm.weight_N, norm.selected_weight, norm.count) == ([1.5, 1.5, 1.5], 3.0, 6)
+    none = normaliser([4, 2], ObjectiveConfig(), [0, 0])
+    assert (none.weight_N, none.count) == ([1, 1], 6)
+
+
 def test_constant_needs_a_length():
     with pytest.raises(ValueError, match="set constant_length"):
         ObjectiveConfig(normalisation="constant")
