@@ -3,23 +3,28 @@
 from transformers import PreTrainedTokenizerBase
 
 from megatron_credit.data.config import DataConfig
+from megatron_credit.tasks import AnyTaskConfig
 from megatron_credit.tasks.base import Task
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
 
 
 def build_task(
-    task: ChainSumConfig | None,
+    task: AnyTaskConfig | None,
     data: DataConfig | None,
     *,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> Task:
-    """The task that is configured, one of the two; ValueError where the files cannot be used.
+    """The task that is configured, one of the two; ValueError where it cannot be used.
 
     `seed` decides the order of the files' prompts.
     """
-    if task is not None:
+    if isinstance(task, ChainSumConfig):
         return ChainSum(task)
+    if task is not None:
+        from megatron_credit.tasks.gym_mix import GymMix
+
+        return GymMix(task)
     # Pyarrow and pandas come with it: only for who reads files.
     from megatron_credit.tasks.dataset import DatasetTask
 

@@ -7,9 +7,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from megatron_credit.batch.rollout import Prompt
-from megatron_credit.rewards.answer_tags import exact_reward, last_answer
+from megatron_credit.rewards.answer_tags import MAX_ANSWER_CHARS, last_answer
+from megatron_credit.rewards.find_answer import last_box
+from megatron_credit.rewards.numbers import read_number
 from megatron_credit.rewards.verdict import Verdict
 from megatron_credit.settings import Settings
+from megatron_credit.tasks.solver import ask_for_box, exact_solution
 
 # reasoning-gym draws item i from the seed `seed + i`: streams closer than this share their items.
 MIN_SEED_DISTANCE = 1_000_000
@@ -37,6 +40,9 @@ class ChainSumConfig(Settings):
     """Held-out questions are drawn from eval_seed on; it must be far from `seed`."""
     eval_size: int = Field(default=256, ge=1)
     """Number of held-out questions, all different."""
+    answer_format: Literal["tags", "boxed"] = "tags"
+    r"""tags: the answer stands in the last <answer>..</answer>; boxed: in the last \boxed{..}, and
+    the question also says "Put the answer in a box."."""
 
     @model_validator(mode="after")
     def _enough_questions(self) -> Self:
@@ -75,7 +81,7 @@ def _num_questions(config: ChainSumConfig) -> int:
 
 
 class ChainSum:
-    """The task: `6 + 0 - 1 + 8` asked in words, the result expected in <answer>..</answer>."""
+    """The task: `6 + 0 - 1 + 8` asked in words, the result expected in tags or in a box."""
 
     def __init__(self, config: ChainSumConfig) -> None:
         # Imports about a hundred generators, which takes seconds: not for who only reads a config.
@@ -97,12 +103,13 @@ class ChainSum:
         while item["question"] in self._held_out_questions:
             replacement += REPLACEMENT_STRIDE
             item = self._train[replacement]
-        return _prompt(f"chain_sum/train/{index}", item)
+        return self._prompt(f"chain_sum/train/{index}", item)
 
     def eval_prompts(self) -> list[Prompt]:
         """The held-out prompts, `eval_size` different questions."""
         return [
-            _prompt(f"chain_sum/eval/{number}", item) for number, item in enumerate(self._held_out)
+            self._prompt(f"chain_sum/eval/{number}", item)
+            for number, item in enumerate(self._held_out)
         ]
 
     def grade(self, answers: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
@@ -118,20 +125,35 @@ class ChainSum:
         return {"summary": [f"chain sums; {len(self._held_out)} are held out"]}
 
     def fingerprint(self) -> str:
-        """A digest of the configuration, which the questions follow from."""
-        return hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()[:16]
+        """A digest of the configuration, which the questions follow from.
+
+        The sums do not depend on the format, so runs with tags keep the digest they always had.
+        """
+        unsaid = {"answer_format"} if self._config.answer_format == "tags" else None
+        digest = hashlib.sha256(self._config.model_dump_json(exclude=unsaid).encode())
+        return digest.hexdigest()[:16]
 
     def close(self) -> None:
         """Nothing was started."""
 
     def _verdict(self, prompt: Prompt, text: str) -> Verdict:
-        answer = last_answer(text)
+        answer = (self._last_answer(text) or "").strip()
         if not answer:
             return Verdict("unparsed")
-        item = {"answer": prompt.answer}
-        right = exact_reward(text, lambda found: self._train.score_answer(found, item))
         # The reference stands for all spellings of the right answer.
-        return Verdict("right", prompt.answer) if right else Verdict("wrong", answer)
+        if self._is_right(answer, prompt.answer):
+            return Verdict("right", prompt.answer)
+        return Verdict("wrong", _normal_form(answer))
+
+    def _last_answer(self, text: str) -> str | None:
+        return last_box(text) if self._config.answer_format == "boxed" else last_answer(text)
+
+    def _is_right(self, answer: str, reference: str) -> bool:
+        """reasoning-gym gives partial marks for containing the right digits: only full ones count.
+        Number parsing is quadratic in the length, so long answers are not scored."""
+        if not answer.isascii() or len(answer) > MAX_ANSWER_CHARS:
+            return False
+        return self._train.score_answer(answer, {"answer": reference}) >= 1.0
 
     def _draw_held_out(self, size: int) -> list[dict[str, Any]]:
         drawn: dict[str, dict[str, Any]] = {}
@@ -142,14 +164,25 @@ class ChainSum:
             index += 1
         return list(drawn.values())
 
+    def _prompt(self, name: str, item: dict[str, Any]) -> Prompt:
+        question = item["question"]
+        if self._config.answer_format == "boxed":
+            question = ask_for_box(question)
+        return Prompt(
+            id=name,
+            messages=[{"role": "user", "content": question}],
+            answer=item["answer"],
+            metadata={
+                "expression": item["metadata"]["expression"],
+                "num_terms": item["metadata"]["num_terms"],
+                "solution": exact_solution(question),
+            },
+        )
 
-def _prompt(name: str, item: dict[str, Any]) -> Prompt:
-    return Prompt(
-        id=name,
-        messages=[{"role": "user", "content": item["question"]}],
-        answer=item["answer"],
-        metadata={
-            "expression": item["metadata"]["expression"],
-            "num_terms": item["metadata"]["num_terms"],
-        },
-    )
+
+def _normal_form(answer: str) -> str:
+    """An integer as Python writes it, so that equal wrong answers are equal texts."""
+    found = read_number(answer)
+    if found is None or found.unit or found.value.denominator != 1:
+        return answer
+    return str(found.value.numerator)

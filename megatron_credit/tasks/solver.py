@@ -1,6 +1,7 @@
 """Worked solutions of chain sums: by an exact solver, and by a pupil who forgets carries.
 
 A solution reads `6+7=13;13-8=5;<answer>5</answer>`: each step continues the result before it.
+Where the question asks for a box it ends in `\\boxed{5}` instead.
 """
 
 import re
@@ -9,6 +10,9 @@ from random import Random
 from typing import NamedTuple
 
 from megatron_credit.rewards.answer_tags import CLOSE_TAG, OPEN_TAG
+
+ASK_FOR_BOX = "Put the answer in a box."
+OPEN_BOX, CLOSE_BOX = r"\boxed{", "}"
 
 _EXPRESSION = re.compile(r"(?:^|: )([0-9]+(?: [+-] [0-9]+)*) =$")
 
@@ -20,9 +24,19 @@ class ChainExpression(NamedTuple):
     operators: tuple[str, ...]
 
 
+def ask_for_box(question: str) -> str:
+    """The same question, to be answered in a box."""
+    return f"{question}\n{ASK_FOR_BOX}"
+
+
+def wants_box(question: str) -> bool:
+    """Whether the answer is asked for in a box."""
+    return question.endswith(f"\n{ASK_FOR_BOX}")
+
+
 def parse_question(question: str) -> ChainExpression:
     """The sum that a question such as `..: 6 + 7 - 8 =` asks for."""
-    found = _EXPRESSION.search(question)
+    found = _EXPRESSION.search(question.removesuffix(f"\n{ASK_FOR_BOX}"))
     if found is None:
         raise ValueError(f"not a chain sum: {question!r}; expected it to end like '6 + 7 - 8 ='")
     words = found.group(1).split(" ")
@@ -66,7 +80,8 @@ def forgetful_solution(question: str, *, forget: float, rng: Random) -> str:
         step = forgetful_step if rng.random() < forget else exact_step
         results.append(step(results[-1], operator, right))
         steps.append(_write_step(results[-2], operator, right, results[-1]))
-    return "".join(steps) + f"{OPEN_TAG}{results[-1]}{CLOSE_TAG}"
+    opening, closing = (OPEN_BOX, CLOSE_BOX) if wants_box(question) else (OPEN_TAG, CLOSE_TAG)
+    return "".join(steps) + f"{opening}{results[-1]}{closing}"
 
 
 def first_wrong_step(text: str, question: str) -> int | None:
@@ -79,7 +94,7 @@ def first_wrong_step(text: str, question: str) -> int | None:
     exact = exact_solution(question)
     if text == exact:
         return None
-    given, expected = _split_steps(text), _split_steps(exact)
+    given, expected = split_steps(text), split_steps(exact)
     for index in range(len(operators)):
         if index >= len(given) or given[index] != expected[index]:
             return index
@@ -90,7 +105,7 @@ def _write_step(left: int, operator: str, right: int, result: int) -> str:
     return f"{left}{operator}{right}={result};"
 
 
-def _split_steps(text: str) -> list[str]:
+def split_steps(text: str) -> list[str]:
     """The steps of a solution, each with its semicolon; what follows the last one is no step."""
     ends = [0, *(found.end() for found in re.finditer(";", text))]
     return [text[start:end] for start, end in pairwise(ends)]

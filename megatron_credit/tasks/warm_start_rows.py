@@ -1,9 +1,10 @@
-"""What the shipped model is taught: the forgetful pupil's solutions, in three kinds of chat.
+"""What the quickstart's model is taught: the forgetful pupil's solutions, in three kinds of chat.
 
 Shape letters: B rows of a batch, L tokens of the longest row.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Container, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from megatron_credit.batch.evidence_text import RETRY
 from megatron_credit.rewards.answer_tags import last_answer
 from megatron_credit.settings import Settings
 from megatron_credit.tasks.base import Task
 from megatron_credit.tasks.solver import exact_solution, forgetful_solution
-from megatron_credit.tasks.tokenizer import ASSISTANT, END, PAD_ID, RETRY, USER
+from megatron_credit.tasks.tokenizer import ASSISTANT, END, PAD_ID, USER
 
 NOT_TRAINED = -100
 """Label of a token that carries no loss (torch's ignore_index)."""
@@ -61,10 +63,11 @@ def make_turns(question: str, config: RowConfig, rng: Random) -> list[Turn]:
         answer = exact_solution(question) + END
         return [Turn(ask(question) + answer + ask(question), False), Turn(answer, True)]
     retries = kind < config.evidence_share + config.retry_share
-    return _attempts(question, config.max_attempts if retries else 1, config.forget, rng)
+    max_attempts = config.max_attempts if retries else 1
+    return attempt_turns(question, max_attempts=max_attempts, forget=config.forget, rng=rng)
 
 
-def _attempts(question: str, max_attempts: int, forget: float, rng: Random) -> list[Turn]:
+def attempt_turns(question: str, *, max_attempts: int, forget: float, rng: Random) -> list[Turn]:
     """Attempts until the verifier would be content: it reads the answer, not the steps, and two
     slips may cancel."""
     right = last_answer(exact_solution(question))
@@ -90,21 +93,34 @@ def encode(turns: list[Turn], tokenizer: PreTrainedTokenizerBase) -> Row:
     return Row(token_ids, labels)
 
 
+def questions_of(task: Task, *, held_out: Container[str] = ()) -> Iterator[str]:
+    """The task's training questions one after the other, without those of `held_out`."""
+    for index in itertools.count():
+        question = task.train_prompt(index).messages[0]["content"]
+        if question not in held_out:
+            yield question
+
+
 class WarmStartRows:
-    """The endless sequence of training rows: row i asks the task's training question i."""
+    """The endless sequence of training rows, one about each question.
+
+    `write` makes the chat about a question; `rng` is its chance and that of the order of batches.
+    """
 
     def __init__(
-        self, task: Task, tokenizer: PreTrainedTokenizerBase, config: RowConfig, rng: Random
+        self,
+        questions: Iterator[str],
+        tokenizer: PreTrainedTokenizerBase,
+        write: Callable[[str, Random], list[Turn]],
+        rng: Random,
     ) -> None:
-        self._task, self._tokenizer, self._config = task, tokenizer, config
+        self._questions, self._tokenizer, self._write = questions, tokenizer, write
         self._rng = rng
-        self._num_asked = 0
 
     def next_row(self) -> Row:
         """The next row."""
-        question = self._task.train_prompt(self._num_asked).messages[0]["content"]
-        self._num_asked += 1
-        return encode(make_turns(question, self._config, self._rng), self._tokenizer)
+        turns = self._write(next(self._questions), self._rng)
+        return encode(turns, self._tokenizer)
 
     def batches(self, size: int, *, bucket: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless batches (token_ids_BL, labels_BL), padded on the right.

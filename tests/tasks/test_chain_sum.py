@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from megatron_credit.batch.rollout import Prompt
 from megatron_credit.tasks import TaskConfig
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
+from megatron_credit.tasks.gym_config import GymDatasetConfig, GymMixConfig
 
 QUESTION = "State the final answer to the following arithmetic problem: 6 + 7 - 8 + 8 ="
 PROMPT = Prompt(id="x", messages=[{"role": "user", "content": QUESTION}], answer="13")
@@ -17,6 +18,11 @@ PROMPT = Prompt(id="x", messages=[{"role": "user", "content": QUESTION}], answer
 @pytest.fixture(scope="module")
 def task():
     return ChainSum(ChainSumConfig())
+
+
+@pytest.fixture(scope="module")
+def boxed_task():
+    return ChainSum(ChainSumConfig(answer_format="boxed"))
 
 
 def question(prompt):
@@ -34,7 +40,11 @@ def test_the_questions_are_fixed(task):
             }
         ],
         answer="-1",
-        metadata={"expression": "0 - 2 + 9 - 8", "num_terms": 4},
+        metadata={
+            "expression": "0 - 2 + 9 - 8",
+            "num_terms": 4,
+            "solution": "0-2=-2;-2+9=7;7-8=-1;<answer>-1</answer>",
+        },
     )
     trained = [task.train_prompt(index).metadata["expression"] for index in (0, 1, 20_000)]
     assert trained == ["3 - 5 + 0 + 6 + 9", "6 - 3 + 8 - 3", "9 + 6 + 0 + 3 + 4"]
@@ -135,6 +145,71 @@ def test_verdicts_keep_their_order_and_name_the_answer(task):
     ]
 
 
+def test_equal_wrong_answers_have_equal_names(task):
+    texts = [f"<answer>{answer}</answer>" for answer in ("12", "+12", "012", "12.0", " 12 ")]
+    assert {task.grade([(PROMPT, text)])[0].parsed for text in texts} == {"12"}
+    others = [f"<answer>{answer}</answer>" for answer in ("-4", "12.5", "12 apples", "twelve")]
+    verdicts = [task.grade([(PROMPT, text)])[0].parsed for text in others]
+    assert verdicts == ["-4", "12.5", "12 apples", "twelve"]
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "parsed"),
+    [
+        (r"6+7=13;13-8=5;5+8=13;\boxed{13}", "right", "13"),
+        (r"\boxed{ +13 }", "right", "13"),
+        (r"\boxed{3} or rather \boxed{13}", "right", "13"),
+        (r"\boxed{13} or rather \boxed{3}", "wrong", "3"),
+        (r"\boxed{013}\boxed{", "right", "13"),
+        (r"\boxed{-013}", "wrong", "-13"),
+        (r"\boxed{the answer is 13}", "wrong", "the answer is 13"),  # partial marks
+        (r"\boxed{}", "unparsed", None),
+        (r"\boxed{13", "unparsed", None),
+        ("<answer>13</answer>", "unparsed", None),
+        ("13", "unparsed", None),
+        ("", "unparsed", None),
+        (r"\boxed{" * 10**5, "unparsed", None),
+        (r"\boxed{" + "1" * 10**6 + "}", "wrong", "1" * 10**6),
+    ],
+)
+def test_boxed_verdicts(boxed_task, text, outcome, parsed):
+    (verdict,) = boxed_task.grade([(PROMPT, text)])
+    assert (verdict.outcome, verdict.parsed) == (outcome, parsed)
+
+
+def test_boxed_questions_are_the_same_sums(task, boxed_task):
+    assert boxed_task.eval_prompts()[0] == Prompt(
+        id="chain_sum/eval/0",
+        messages=[
+            {
+                "role": "user",
+                "content": "State the final answer to the following arithmetic problem: "
+                "0 - 2 + 9 - 8 =\nPut the answer in a box.",
+            }
+        ],
+        answer="-1",
+        metadata={
+            "expression": "0 - 2 + 9 - 8",
+            "num_terms": 4,
+            "solution": r"0-2=-2;-2+9=7;7-8=-1;\boxed{-1}",
+        },
+    )
+    sums = [prompt.metadata["expression"] for prompt in boxed_task.eval_prompts()]
+    assert sums == [prompt.metadata["expression"] for prompt in task.eval_prompts()]
+
+
+def test_the_reference_solution_is_right(task, boxed_task):
+    for each in (task, boxed_task):
+        prompts = [*each.eval_prompts()[:50], *map(each.train_prompt, range(50))]
+        verdicts = each.grade([(prompt, prompt.metadata["solution"]) for prompt in prompts])
+        assert {verdict.outcome for verdict in verdicts} == {"right"}
+
+
+def test_the_fingerprint_of_the_default_task_is_the_one_it_always_had(task, boxed_task):
+    assert task.fingerprint() == "751a80bc4f1ea611"
+    assert boxed_task.fingerprint() != "751a80bc4f1ea611"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -145,6 +220,7 @@ def test_verdicts_keep_their_order_and_name_the_answer(task):
         ({"term": 3}, "Extra inputs"),
         ({"kind": "chain_sums"}, "chain_sum"),
         ({"eval_size": 0}, "greater than or equal to 1"),
+        ({"answer_format": "box"}, "Input should be 'tags' or 'boxed'"),
     ],
 )
 def test_bad_configurations_are_refused(fields, message):
@@ -158,6 +234,11 @@ def test_task_config_is_chosen_by_kind():
 
     run = Run.model_validate({"task": {"kind": "chain_sum", "max_terms": 9}})
     assert run.task == ChainSumConfig(max_terms=9)
+    assert Run.model_validate({"task": {"max_terms": 9}}).task == ChainSumConfig(max_terms=9)
+    mix = Run.model_validate({"task": {"kind": "gym", "datasets": [{"name": "gcd"}]}})
+    assert mix.task == GymMixConfig(datasets=(GymDatasetConfig(name="gcd"),))
+    with pytest.raises(ValidationError, match="does not match any of the expected tags"):
+        Run.model_validate({"task": {"kind": "chess"}})
 
 
 def test_the_configuration_imports_light():

@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from megatron_credit.tasks.accuracy import measure_accuracy
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
+from megatron_credit.tasks.tokenizer import build_tokenizer
+from megatron_credit.tasks.warm_start import QUESTION_SEED, TOKENIZER_QUESTIONS
 
 MODEL = Path(__file__).parents[2] / "models" / "chain-sum-0.6m"
 
@@ -66,6 +68,14 @@ def test_tokenizer_agrees_with_the_model(tokenizer):
         "<|assistant|>"
     )
     assert len(ids) == 11
+
+
+def test_the_tokenizer_is_rebuilt_bit_for_bit(tmp_path):
+    task = ChainSum(ChainSumConfig(seed=QUESTION_SEED))
+    questions = [task.train_prompt(i).messages[0]["content"] for i in range(TOKENIZER_QUESTIONS)]
+    build_tokenizer(questions).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_text() == (MODEL / name).read_text()
 
 
 def test_it_answers_in_the_right_form_and_is_sometimes_right(model, tokenizer):

@@ -1,3 +1,4 @@
+import hashlib
 import math
 from itertools import islice
 from random import Random
@@ -6,16 +7,16 @@ import pytest
 import torch
 
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
-from megatron_credit.tasks.solver import exact_solution, first_wrong_step
-from megatron_credit.tasks.tokenizer import build_tokenizer
-from megatron_credit.tasks.warm_start import (
-    QUESTION_SEED,
+from megatron_credit.tasks.imitation import (
     build_model,
     build_optimizers,
     imitation_loss,
     lr_share,
     train,
 )
+from megatron_credit.tasks.solver import exact_solution, first_wrong_step
+from megatron_credit.tasks.tokenizer import build_tokenizer
+from megatron_credit.tasks.warm_start import QUESTION_SEED
 from megatron_credit.tasks.warm_start_rows import (
     Row,
     RowConfig,
@@ -24,9 +25,11 @@ from megatron_credit.tasks.warm_start_rows import (
     collate,
     encode,
     make_turns,
+    questions_of,
 )
 
-QUESTION = "State the final answer to the following arithmetic problem: 6 + 7 - 8 ="
+ASK = "State the final answer to the following arithmetic problem: "
+QUESTION = f"{ASK}6 + 7 - 8 ="
 EXACT = "6+7=13;13-8=5;<answer>5</answer>"
 ASKED = f"<|user|>{QUESTION}<|assistant|>"
 RETRY = "<|user|>Wrong, try again.<|assistant|>"
@@ -43,7 +46,13 @@ def tokenizer(task):
 
 
 def make_rows(task, tokenizer, **mixture):
-    return WarmStartRows(task, tokenizer, RowConfig(**mixture), Random(0))
+    config = RowConfig(**mixture)
+    return WarmStartRows(
+        questions_of(task),
+        tokenizer,
+        lambda question, rng: make_turns(question, config, rng),
+        Random(0),
+    )
 
 
 def test_no_row_asks_a_held_out_question(task, tokenizer):
@@ -169,6 +178,28 @@ def test_every_parameter_has_one_optimizer():
     assert id(model.model.embed_tokens.weight) in in_adam
     assert in_muon.isdisjoint(in_adam)
     assert in_muon | in_adam == {id(p) for p in model.parameters()}
+
+
+def test_lr_scale_multiplies_both_rates():
+    rates = [
+        [group["lr"] for group in optimizer.param_groups]
+        for optimizer in build_optimizers(build_model(), lr_scale=0.5)
+    ]
+    assert rates == [[0.01], [0.0015]]
+
+
+def test_the_quickstart_rows_are_those_of_the_shipped_model(task, tokenizer):
+    """What rebuilds models/chain-sum-0.6m bit for bit must not change."""
+    rows = make_rows(task, tokenizer)
+    assert [tokenizer.decode(rows.next_row().token_ids) for _ in range(3)] == [
+        f"<|user|>{ASK}1 + 3 + 0 - 2 + 1 + 2 =<|assistant|>"
+        "1+3=4;4+0=4;4-2=2;2+1=3;3+2=5;<answer>5</answer><|end|>",
+        f"<|user|>{ASK}6 - 9 + 4 - 1 + 1 =<|assistant|>"
+        "6-9=-3;-3+4=1;1-1=0;0+1=1;<answer>1</answer><|end|>",
+        f"<|user|>{ASK}7 + 9 - 3 + 4 =<|assistant|>7+9=6;6-3=3;3+4=7;<answer>7</answer><|end|>",
+    ]
+    digest = hashlib.sha256(repr([rows.next_row() for _ in range(500)]).encode()).hexdigest()
+    assert digest[:16] == "87040f91d4cbd756"
 
 
 def test_lr_share():
