@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class VersionSpan(NamedTuple):
@@ -79,6 +79,12 @@ class Rollout:
     """The answer found in the text, in a normal form."""
     source: str = ""
     """The dataset of the prompt."""
+    messages: list[dict[str, str]] = field(default_factory=list)
+    """Chat messages of the prompt."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the chat template that `prompt_ids` were rendered with; JSON values."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What the task knows of the prompt; JSON values."""
     advantages: list[float] = field(default_factory=list)
     token_values: dict[str, list[float]] = field(default_factory=dict)
     """What the trainer knows of each token: policy_logprob and entropy (nats), and the weights and

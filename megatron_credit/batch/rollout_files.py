@@ -150,6 +150,21 @@ def dict_of(read_item: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
+def list_of_dicts(value: Any) -> list[dict[str, str]]:
+    """A list of objects with named texts."""
+    return [dict_of(exactly(str))(item) for item in list_of(dict)(value)]
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """An object with named JSON values; Parquet has it as its JSON text."""
+    if type(value) is str:
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise TypeError from None
+    return exactly(dict)(value)
+
+
 def number(value: float | None) -> float:
     """NaN for null."""
     return math.nan if value is None else value
@@ -231,6 +246,8 @@ FORMS = {
     dict[str, list[float]]: Form("lists of numbers by name", dict_of(reals)),
     dict[str, list[Span]]: Form("lists of [start, end, score] by name", dict_of(spans)),
     dict[str, str]: Form("texts by name", dict_of(exactly(str))),
+    list[dict[str, str]]: Form("a list of texts by name", list_of_dicts),
+    dict[str, Any]: Form("values by name", json_object),
 }
 FIELDS = {name: FORMS[kind] for name, kind in get_type_hints(Rollout).items()}
 REQUIRED = {

@@ -1,5 +1,6 @@
 """Rollout records as Parquet: one row a rollout, one column a field; imports pyarrow."""
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,8 @@ TYPES = {
     dict[str, list[float]]: pa.map_(pa.string(), pa.list_(pa.float64())),
     dict[str, list[Span]]: pa.map_(pa.string(), pa.list_(SPAN)),
     dict[str, str]: pa.map_(pa.string(), pa.string()),
+    list[dict[str, str]]: pa.list_(pa.map_(pa.string(), pa.string())),
+    dict[str, Any]: pa.string(),
 }
 COLUMNS = pa.schema([(name, TYPES[kind]) for name, kind in get_type_hints(Rollout).items()])
 
@@ -49,7 +52,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def to_row(record: dict[str, Any]) -> dict[str, Any]:
-    """The record as pyarrow takes it: structs as objects, maps as pairs."""
+    """The record as pyarrow takes it: structs as objects, maps as pairs, JSON values as text."""
     named_spans = {
         name: [dict(zip(Span._fields, span, strict=True)) for span in spans]
         for name, spans in record["spans"].items()
@@ -59,4 +62,7 @@ def to_row(record: dict[str, Any]) -> dict[str, Any]:
         "spans": list(named_spans.items()),
         "token_values": list(record["token_values"].items()),
         "evidence": list(record["evidence"].items()),
+        "messages": [list(message.items()) for message in record["messages"]],
+        "template_options": json.dumps(record["template_options"], allow_nan=False),
+        "metadata": json.dumps(record["metadata"], allow_nan=False),
     }

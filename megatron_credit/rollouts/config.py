@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from megatron_credit.settings import Settings
 
@@ -49,6 +49,10 @@ class SamplingConfig(Settings):
     """A response that reaches this length is truncated."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response and belong to it; empty: the tokenizer's end-of-sequence token."""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """Tokens before `max_new_tokens` over which the reward of a training rollout falls linearly, by
+    1 at the limit (DAPO, 2503.14476); unset: length does not count. Of several attempts the last
+    one's length does."""
     top_p: float = 1.0
     """Must stay 1."""
     top_k: int = -1
@@ -67,3 +71,23 @@ class SamplingConfig(Settings):
                 f"at {allowed}"
             )
         return value
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "SamplingConfig":
+        if self.overlong_buffer is not None and self.overlong_buffer > self.max_new_tokens:
+            raise ValueError(
+                f"overlong_buffer={self.overlong_buffer} is above max_new_tokens="
+                f"{self.max_new_tokens}, so that an empty response would be too long; use at most "
+                f"{self.max_new_tokens}"
+            )
+        return self
+
+
+class AttemptsConfig(Settings):
+    """Several attempts at a prompt in one context: after a wrong answer the policy is told so and
+    answers again, until it passes. `sampling.max_new_tokens` holds for each attempt."""
+
+    max_attempts: int = Field(ge=2)
+    """Attempts of a rollout at most."""
+    feedback: str = Field("Wrong, try again.", min_length=1)
+    """What the user says after an attempt that failed."""

@@ -18,6 +18,7 @@ from megatron_credit.trainer.engine_run import (
     open_sampler,
 )
 from megatron_credit.trainer.recorded_steps import ranges, step_files
+from megatron_credit.trainer.resampling import step_groups
 from megatron_credit.trainer.rollout_meta import (
     check_same_sampling,
     describe_sampling,
@@ -80,10 +81,14 @@ def sample_steps(
 def rollouts_of_step(config: RunConfig, sampler: Sampler, step: int) -> list[Rollout]:
     """The rollouts that a training run would sample for this step with these weights."""
     sizes = config.trainer
-    groups = sampler.train_groups(
-        step, num_prompts=sizes.prompts_per_step, num_samples=sizes.samples_per_prompt
+    found = step_groups(
+        sampler,
+        step,
+        num_prompts=sizes.prompts_per_step,
+        num_samples=sizes.samples_per_prompt,
+        tries=sizes.resample_tries,
     )
-    return [rollout for group in groups for rollout in group]
+    return [rollout for group in found.groups for rollout in group]
 
 
 def counts(outcomes: Counter[str]) -> str:

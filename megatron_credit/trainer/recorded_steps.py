@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megatron_credit.batch.rollout import Rollout
 from megatron_credit.batch.rollout_files import read_rollouts
+from megatron_credit.trainer.attempts import ATTEMPT, check_attempts
 
 STEP_FILE = re.compile(r"step-(\d{6})\.(jsonl|parquet)")
 LARGEST_LOGPROB = 1e-3
@@ -133,15 +134,15 @@ def check_tokens(rollout: Rollout, limits: Limits, *, place: str) -> None:
         raise ValueError(
             f"{name} has token id {strange}; the model's are 0 to {limits.vocab_size - 1}"
         )
-    for place_in, (logprob, trained) in enumerate(
-        zip(rollout.logprobs, rollout.mask, strict=True)
-    ):
+    for place_in, (logprob, trained) in enumerate(zip(rollout.logprobs, rollout.mask, strict=True)):
         if trained and not -math.inf < logprob <= LARGEST_LOGPROB:
             raise ValueError(
                 f"{name} has log-prob {logprob} at response token {place_in}; a token that is "
                 "trained on (mask true) needs the finite log-prob, at most 0, that it was sampled "
                 "with"
             )
+    if ATTEMPT in rollout.spans:
+        check_attempts(rollout, name)
     if math.isinf(rollout.reward):
         raise ValueError(f"{name} has reward {rollout.reward}; give a number, or null for none")
 

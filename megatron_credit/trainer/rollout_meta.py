@@ -13,7 +13,7 @@ from megatron_credit.trainer.config import RunConfig
 META = "meta.json"
 EACH_STEPS_OWN = "the policy before each step"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-LOADED_ALIKE = ("architecture", "tokenizer", "temperature", "max_new_tokens")
+LOADED_ALIKE = ("architecture", "tokenizer", "temperature", "max_new_tokens", "overlong_buffer")
 """What a run that trains on the rollouts must share with them."""
 
 
@@ -42,6 +42,14 @@ class RolloutMeta(Settings):
     """Longer responses were truncated."""
     stop_token_ids: tuple[int, ...]
     """Empty: the tokenizer's end-of-sequence token."""
+    max_attempts: int = 1
+    """Attempts of a rollout at most."""
+    feedback: str = ""
+    """What was said after a failed attempt, where there were several."""
+    overlong_buffer: int | None = None
+    """Over so many tokens before the limit the recorded rewards fall; None: they are verdicts."""
+    resample_tries: int = 0
+    """How often groups with equal rewards were replaced at most."""
 
 
 def describe_sampling(config: RunConfig, *, questions: str, weights: str) -> RolloutMeta:
@@ -57,6 +65,10 @@ def describe_sampling(config: RunConfig, *, questions: str, weights: str) -> Rol
         temperature=config.sampling.temperature,
         max_new_tokens=config.sampling.max_new_tokens,
         stop_token_ids=config.sampling.stop_token_ids,
+        max_attempts=config.max_attempts,
+        feedback="" if config.attempts is None else config.attempts.feedback,
+        overlong_buffer=config.sampling.overlong_buffer,
+        resample_tries=config.trainer.resample_tries,
     )
 
 

@@ -30,6 +30,9 @@ FULL = replace(
     outcome="right",
     parsed="1",
     source="sums",
+    messages=[{"role": "system", "content": ""}, {"role": "user", "content": "2 - 1 = \u00e9?"}],
+    template_options={"enable_thinking": False},
+    metadata={"terms": [2, -1.5, None], "entry": {"\u00e9": {}, "deep": [[True]]}},
     advantages=[0.5, 0.0, 1 / 3],
     token_values={"entropy": [0.25, 0.0, 2.0], "policy_logprob": [-0.1, -0.2, -0.3]},
     spans={"step": [Span(0, 2, 0.1), Span(2, 3, -1.0)], "attempt": []},
@@ -41,6 +44,10 @@ NOTHING_KNOWN = replace(
     logprobs=[-0.5, math.nan, -0.5],
     token_values={"entropy": [math.nan] * 3},
     spans={"segment": [Span(0, 3)]},
+)
+OPTIONAL = (
+    *("advantages", "token_values", "spans", "evidence", "source", "parsed", "outcome"),
+    *("messages", "template_options", "metadata", "routed_experts"),
 )
 formats = pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 
@@ -130,6 +137,10 @@ def error_of_second_line(tmp_path, text):
         ({"versions": 3}, "expected a list of [version, start, end]"),
         ({"spans": {"step": [[0, 1, "x"]]}}, "expected lists of [start, end, score] by name"),
         ({"evidence": []}, "field evidence holds []; expected texts by name"),
+        ({"messages": [{"role": 1}]}, "expected a list of texts by name"),
+        ({"messages": ["hello"]}, "field messages holds ['hello']; expected a list of texts"),
+        ({"metadata": [1]}, "field metadata holds [1]; expected values by name"),
+        ({"template_options": "{"}, "field template_options holds '{'; expected values by name"),
         ({"logprobs": [-1.0]}, "logprobs has 1 entries for 3 response tokens"),
         ({"mask": []}, "mask has 0 entries for 3 response tokens"),
         ({"advantages": [1.0]}, "advantages has 1 entries for 3 response tokens"),
@@ -151,10 +162,19 @@ def test_a_missing_field_is_named(tmp_path, name):
 
 def test_fields_that_a_step_adds_later_may_be_missing(tmp_path):
     record = line_of(PLAIN, tmp_path)
-    for name in ("advantages", "token_values", "spans", "evidence", "source", "parsed", "outcome"):
+    for name in OPTIONAL:
         del record[name]
     (tmp_path / "r.jsonl").write_text(json.dumps(record))
     assert list(read_rollouts(tmp_path / "r.jsonl")) == [PLAIN]
+
+
+def test_parquet_columns_that_were_added_later_may_be_missing(tmp_path):
+    from pyarrow.parquet import read_table, write_table
+
+    write_rollouts(tmp_path / "r.parquet", [PLAIN])
+    old = read_table(tmp_path / "r.parquet").drop_columns(list(OPTIONAL))
+    write_table(old, tmp_path / "old.parquet")
+    assert list(read_rollouts(tmp_path / "old.parquet")) == [PLAIN]
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"7", b"null"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from trainer.record_cases import rollout, step
 
+from megatron_credit.batch.rollout import Span
 from megatron_credit.batch.rollout_files import write_rollouts
 from megatron_credit.trainer.recorded_steps import Limits, ranges, recorded_steps, step_files
 
@@ -99,6 +100,12 @@ def test_groups_that_do_not_fit(tmp_path, rollouts, message):
         ({"logprobs": [-0.5, math.nan]}, "has log-prob nan at response token 1"),
         ({"logprobs": [0.6, -0.5]}, "has log-prob 0.6 at response token 0"),
         ({"reward": math.inf}, "has reward inf"),
+        ({"spans": {"attempt": []}}, "has no spans of attempts"),
+        ({"spans": {"attempt": [Span(0, 3, 0.0)]}}, "has attempts at [[0, 3]]; expected"),
+        (
+            {"spans": {"attempt": [Span(1, 2, 1.0)]}},
+            "trains on response token 0, which belongs to no attempt",
+        ),
         (
             {"response_ids": [8] * 3, "logprobs": [-1.0] * 3, "mask": [True] * 3},
             "has 6 tokens; the model has 5 positions",
@@ -122,6 +129,23 @@ def test_what_is_not_trained_on_needs_no_log_prob_and_no_verdict(tmp_path):
     odd = rollout("b", 1, logprobs=[math.nan, -0.5], mask=[False, True], reward=math.nan)
     write_rollouts(tmp_path / "step-000001.jsonl", [*step("a"), rollout("b"), odd])
     assert math.isnan(read(tmp_path)[0][1][1].reward)
+
+
+def test_attempts_are_read_as_they_were_written(tmp_path):
+    chain = rollout(
+        "b",
+        1,
+        prompt_ids=[5],
+        response_ids=[8, 9, 7],
+        logprobs=[-0.5, math.nan, -0.5],
+        mask=[True, False, True],
+        spans={"attempt": [Span(0, 1, 0.0), Span(2, 3, math.nan)]},
+        reward=math.nan,
+    )
+    write_rollouts(
+        tmp_path / "step-000001.jsonl", [*step("a"), rollout("b", prompt_ids=[5]), chain]
+    )
+    assert repr(read(tmp_path)[0][1][1]) == repr(chain)
 
 
 def test_step_files_are_in_order_and_others_are_ignored(record):
