@@ -1,4 +1,4 @@
-"""`megatron-credit bench ...`: speed and memory on this machine."""
+"""`megatron-credit bench ...`: speed and memory on this machine, and where credit falls."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ Names = list[str] | None
 
 @bench.callback()
 def root() -> None:
-    """Measures speed and memory on this machine."""
+    """Measures speed and memory on this machine, and where credit falls."""
 
 
 @bench.command()
@@ -79,5 +79,113 @@ def kernels(
         except KeyboardInterrupt:
             console.print("stopped; the tables hold the problems that were finished")
             raise typer.Exit(STOPPED) from None
+    for path in paths:
+        console.print(f"wrote {escaped(path)}")
+
+
+@bench.command()
+def methods(
+    output: Annotated[Path, typer.Argument(help="Directory of the runs, tables and pictures.")],
+    configs: Annotated[
+        list[Path],
+        typer.Argument(help="Configurations to compare; the first one is the baseline."),
+    ],
+    seeds: Annotated[int, typer.Option(help="Runs of each configuration, from seed 1 on.")] = 5,
+    overrides: Annotated[
+        Names,
+        typer.Option("--set", help="section.key=value in every one.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(help="Series at once; step times mean something for 1 only.")
+    ] = 1,
+) -> None:
+    """Trains every configuration with every seed and compares what they learn at equal steps.
+
+    Runs that are complete are kept, so an interrupted comparison goes on. Writes methods.json,
+    .csv, .md and .png.
+    """
+    console = plain_console()
+    with reported_errors():
+        from megatron_credit.trainer.contest.run import compare
+
+        numbers = range(1, seeds + 1)
+        paths = compare(
+            configs, output, console, overrides=overrides or [], seeds=numbers, jobs=jobs
+        )
+    for path in paths:
+        console.print(f"wrote {escaped(path)}")
+
+
+@bench.command()
+def credit(
+    output: Annotated[Path, typer.Argument(help="Directory for rollouts, tables and picture.")],
+    config: Annotated[
+        Path, typer.Option(help="TOML file of a run whose task is chain_sum.")
+    ] = Path("configs/bench/credit.toml"),
+    overrides: Annotated[
+        Names,
+        typer.Option("--set", help="section.key=value, once for each change.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Hugging Face directory or checkpoint of the policy; policy.model without it.",
+            show_default=False,
+        ),
+    ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded rollouts, such as those of an earlier benchmark; without it they are "
+            "sampled into OUTPUT/rollouts, or found there.",
+            show_default=False,
+        ),
+    ] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="To sample; trainer.prompts_per_step without it.", show_default=False
+        ),
+    ] = None,
+    method: Annotated[
+        Names,
+        typer.Option(
+            "--method", "--methods", help="Repeatable, or with commas; all of them without it."
+        ),
+    ] = None,
+    reference_model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Hugging Face directory of the weights that read the evidence; without it as "
+            "evidence.teacher says.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Measures how much of each method's credit falls on the first wrong step of wrong responses.
+
+    The same rollouts of chain sums go through every method. Writes credit.json, .csv, .md and .png.
+    """
+    from megatron_credit.trainer.load_config import load_config
+
+    console = plain_console()
+    with reported_errors():
+        changes = [*(overrides or [])]
+        if prompts is not None:
+            changes.append(f"trainer.prompts_per_step={prompts}")
+        parsed = load_config(config, changes)
+        from megatron_credit.trainer.localisation.run import Request, run_benchmark
+
+        paths = run_benchmark(
+            Request(
+                config=parsed,
+                output=output,
+                model=model,
+                rollouts=rollouts,
+                methods=[name for names in method or [] for name in names.split(",")] or None,
+                reference_model=reference_model,
+            ),
+            console,
+        )
     for path in paths:
         console.print(f"wrote {escaped(path)}")

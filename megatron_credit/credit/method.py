@@ -2,12 +2,15 @@
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Self
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from megatron_credit.credit.group import SIGNAL_SOURCES, Group
+from megatron_credit.credit.need import EvidenceNeed, Loss
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.settings import Settings
 
@@ -28,6 +31,8 @@ class CreditMethod(Settings, ABC):
     """Signals that it may read besides rewards and masks, as names of `Group` fields."""
     gives: ClassVar[tuple[str, ...]] = ()
     """Fields of `CreditResult` that it fills besides the advantage and the metrics."""
+    evidence: ClassVar[EvidenceNeed | None] = None
+    """What its teachers are shown; None: it has none, or an external one."""
     needs_siblings: ClassVar[bool] = True
     """A group with fewer than two verdicts gets 0 without asking the method."""
 
@@ -38,6 +43,21 @@ class CreditMethod(Settings, ABC):
     def required(self, group: Group) -> tuple[str, ...]:
         """The signals that this very group needs; a part of `needs`."""
         return self.needs
+
+    def reads(self, group: Group, signal: str) -> Tensor:
+        """[N] bool: the rollouts whose values of a required signal make a difference.
+
+        For those of the others 0 does as well, so nobody needs to compute them.
+        """
+        return torch.ones_like(group.reward_N, dtype=torch.bool)
+
+    def losses(self) -> tuple[Loss, ...]:
+        """The losses beside the surrogate that its result is meant for."""
+        return ()
+
+    def over_step(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups of an optimizer step, with what depends on all of them filled in."""
+        return list(groups)
 
     @classmethod
     def configure(cls, options: dict[str, Any]) -> Self:

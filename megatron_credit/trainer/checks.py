@@ -8,17 +8,20 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from megatron_credit.credit import METHODS
+from megatron_credit.batch.rollout import Prompt
 from megatron_credit.data.chat import encode_prompt
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
 from megatron_credit.rollouts.server import is_healthy, require_free
 from megatron_credit.tasks import Task
 from megatron_credit.tasks.build import build_task
+from megatron_credit.trainer.check_credit import check_credit, check_prompts
 from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.feedback_turn import read_feedback_turn
 from megatron_credit.trainer.loggers import check_loggers
+from megatron_credit.trainer.sampler import stop_tokens
 
-COMPUTED_SIGNALS = ("policy_logprob_NT",)
-"""Fields of `credit.Group` that a run can fill in besides rewards and masks."""
+LOOKED_AT = 64
+"""Prompts in which it is checked that they have what the credit method reads."""
 CONTEXT_MULTIPLE = 64
 """A context that is not given is rounded up to a multiple of this many tokens."""
 
@@ -53,13 +56,23 @@ def check_run(config: RunConfig) -> CheckedRun:
     task = build_task(config.task, config.data, tokenizer=tokenizer, seed=config.run.seed)
     try:
         longest = longest_prompt(task, tokenizer)
-        config = with_context(config, longest, architecture.max_positions)
+        feedback = feedback_tokens(config, task, tokenizer)
+        config = with_context(config, longest, architecture.max_positions, feedback=feedback)
         report = task.report()
-        remarks = [*report["summary"], *evaluation_remarks(config, len(task.eval_prompts()))]
+        remarks = [
+            *report["summary"],
+            *evaluation_remarks(config, len(task.eval_prompts())),
+            *check_prompts(config, first_prompts(task)),
+        ]
         questions = {"fingerprint": task.fingerprint(), "report": report}
     finally:
         task.close()
     return CheckedRun(config, questions, tuple(remarks))
+
+
+def first_prompts(task: Task) -> list[Prompt]:
+    """Some prompts, to see what they have."""
+    return [task.train_prompt(index) for index in range(LOOKED_AT)]
 
 
 def evaluation_remarks(config: RunConfig, num_held_out: int) -> list[str]:
@@ -67,23 +80,6 @@ def evaluation_remarks(config: RunConfig, num_held_out: int) -> list[str]:
     if num_held_out or not config.evaluation.every:
         return []
     return ["no held-out prompts, so no evaluations; set data.eval or data.eval_size for them"]
-
-
-def check_credit(config: RunConfig) -> None:
-    """The method exists, its options are valid and its signals can be computed."""
-    method = METHODS.get(config.credit.method)
-    if method is None:
-        raise ValueError(
-            f"credit.method={config.credit.method!r} is unknown; use one of {', '.join(METHODS)}"
-        )
-    method.configure(config.credit.options)
-    missing = [name for name in method.needs if name not in COMPUTED_SIGNALS]
-    missing += [f"a loss over {name}" for name in method.gives]
-    if missing:
-        raise ValueError(
-            f"credit.method={config.credit.method!r} needs {', '.join(missing)}, which this "
-            "version computes only outside of a run"
-        )
 
 
 def check_engine(config: RunConfig) -> None:
@@ -169,10 +165,26 @@ def longest_prompt(task: Task, tokenizer: PreTrainedTokenizerBase) -> tuple[str,
     return longest, lengths[longest]
 
 
-def with_context(config: RunConfig, longest: tuple[str, int], max_positions: int) -> RunConfig:
-    """The configuration with `engine.max_model_len` set; ValueError where prompts do not fit."""
+def feedback_tokens(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of all feedback in a rollout; ValueError where the chat template takes none."""
+    if config.attempts is None:
+        return 0
+    stop = stop_tokens(tokenizer, config.sampling)
+    prompt = task.longest_prompts()[0]
+    turn = read_feedback_turn(tokenizer, prompt, config.attempts.feedback, stop)
+    return (config.attempts.max_attempts - 1) * len(turn.token_ids)
+
+
+def with_context(
+    config: RunConfig, longest: tuple[str, int], max_positions: int, *, feedback: int = 0
+) -> RunConfig:
+    """The configuration with `engine.max_model_len` set; ValueError where prompts do not fit.
+
+    `feedback`: tokens between the attempts of a rollout.
+    """
     name, length = longest
-    needed = length + config.sampling.max_new_tokens
+    new = config.max_attempts * config.sampling.max_new_tokens + feedback
+    needed = length + new
     asked = config.engine.max_model_len
     if asked is not None and asked > max_positions:
         raise ValueError(
@@ -185,9 +197,21 @@ def with_context(config: RunConfig, longest: tuple[str, int], max_positions: int
         limit = f"engine.max_model_len={asked}; raise it" if asked else f"the model has {context}"
         raise ValueError(
             f"prompt {name!r} has {length} tokens; with sampling.max_new_tokens="
-            f"{config.sampling.max_new_tokens} it needs {needed}, but {limit}, or allow "
-            f"at most {context - length} new tokens, or leave out long prompts by "
-            "data.max_prompt_tokens"
+            f"{config.sampling.max_new_tokens}{in_attempts(config, feedback)} it needs {needed}, "
+            f"but {limit}, or allow at most {allowed_tokens(config, context - length - feedback)} "
+            "new tokens, or leave out long prompts by data.max_prompt_tokens"
         )
     engine = config.engine.model_copy(update={"max_model_len": context})
     return config.model_copy(update={"engine": engine})
+
+
+def in_attempts(config: RunConfig, feedback: int) -> str:
+    """What several attempts add to an explanation of lengths; nothing for one."""
+    if config.attempts is None:
+        return ""
+    return f" in each of {config.max_attempts} attempts and {feedback} tokens of feedback"
+
+
+def allowed_tokens(config: RunConfig, room: int) -> int:
+    """New tokens that an attempt may have."""
+    return max(room // config.max_attempts, 0)

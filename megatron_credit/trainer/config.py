@@ -8,10 +8,16 @@ from pydantic import Field, model_validator
 from megatron_credit.data.config import DataConfig
 from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
 from megatron_credit.objective.config import ObjectiveConfig
-from megatron_credit.rollouts.config import EngineConfig, SamplingConfig
+from megatron_credit.rewards.prm.config import PrmConfig
+from megatron_credit.rollouts.config import AttemptsConfig, EngineConfig, SamplingConfig
 from megatron_credit.settings import Settings
 from megatron_credit.tasks import TaskConfig
 from megatron_credit.trainer.loggers import LoggersSection
+from megatron_credit.trainer.signals.config import (
+    EvidenceSection,
+    ProbesSection,
+    SaliencySection,
+)
 
 
 class RunSection(Settings):
@@ -48,6 +54,9 @@ class TrainerSection(Settings):
     """Prompt groups of a step."""
     samples_per_prompt: int = Field(8, ge=1)
     """Rollouts of a group, N."""
+    resample_tries: int = Field(0, ge=0)
+    """How often groups whose rewards are all equal are replaced by groups of further prompts, at
+    most (DAPO, 2503.14476); what is equal after the last try stays. 0: never."""
     updates_per_step: int = Field(1, ge=1)
     """Optimizer steps that a step's groups are split into; above 1, the old log-probs are scored
     once before the first."""
@@ -86,7 +95,12 @@ class RunConfig(Settings):
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig
+    attempts: AttemptsConfig | None = None
     credit: CreditSection = CreditSection()
+    evidence: EvidenceSection = EvidenceSection()
+    saliency: SaliencySection = SaliencySection()
+    probes: ProbesSection = ProbesSection()
+    prm: PrmConfig | None = None
     objective: ObjectiveConfig = ObjectiveConfig()
     trainer: TrainerSection
     evaluation: EvaluationSection = EvaluationSection()
@@ -119,6 +133,11 @@ class RunConfig(Settings):
                 f"context = {model_parallel}; use {model_parallel} x the data-parallel size"
             )
         return self
+
+    @property
+    def max_attempts(self) -> int:
+        """Attempts of a rollout at most."""
+        return 1 if self.attempts is None else self.attempts.max_attempts
 
     @property
     def model_parallel_size(self) -> int:

@@ -20,6 +20,7 @@ from megatron_credit.trainer.checks import (
     check_engine,
     check_vocabulary,
     check_weights_exist,
+    feedback_tokens,
     load_tokenizer,
     longest_prompt,
     with_context,
@@ -97,10 +98,12 @@ def open_questions(config: RunConfig, weights: Weights) -> Iterator[Questions]:
     check_vocabulary(tokenizer, architecture, weights.model)
     task = build_task(config.task, config.data, tokenizer=tokenizer, seed=config.run.seed)
     try:
-        longest = longest_prompt(task, tokenizer)
-        yield Questions(
-            with_context(config, longest, architecture.max_positions), weights, task, tokenizer
+        longest, feedback = (
+            longest_prompt(task, tokenizer),
+            feedback_tokens(config, task, tokenizer),
         )
+        config = with_context(config, longest, architecture.max_positions, feedback=feedback)
+        yield Questions(config, weights, task, tokenizer)
     finally:
         task.close()
 
@@ -128,6 +131,7 @@ def open_sampler(questions: Questions, *, log: Path) -> Iterator[Sampler]:
             tokenizer=questions.tokenizer,
             engine=client,
             sampling=config.sampling,
+            attempts=config.attempts,
             seed=config.run.seed,
         )
 

@@ -1,4 +1,4 @@
-"""From graded rollouts to training sequences with an advantage for each token, on every rank."""
+"""Graded rollouts as training sequences, and their records with what was found of them."""
 
 from dataclasses import dataclass, replace
 
@@ -9,8 +9,7 @@ from megatron_credit.batch.rollout import Rollout
 from megatron_credit.batch.routing import decode_experts
 from megatron_credit.batch.scored import Scored
 from megatron_credit.batch.sequence import TrainSequence
-from megatron_credit.credit import Group, assign
-from megatron_credit.trainer.config import CreditSection
+from megatron_credit.trainer.signals.step import Note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +20,8 @@ class Experience:
     reward_R: Tensor
     """Reward of each sequence; NaN = no verdict."""
     group_size: int
+    records: list[Rollout] | None = None
+    """What was sampled, with its texts, on the rank that sampled; None elsewhere."""
 
     def groups(self) -> list[slice]:
         """Where the sequences of each group stand."""
@@ -46,7 +47,9 @@ def to_sequence(rollout: Rollout) -> TrainSequence:
     )
 
 
-def with_credit(rollout: Rollout, sequence: TrainSequence, scored: Scored) -> Rollout:
+def with_credit(
+    rollout: Rollout, sequence: TrainSequence, scored: Scored, note: Note
+) -> Rollout:
     """The rollout with what the step found of its tokens."""
     return replace(
         rollout,
@@ -54,42 +57,11 @@ def with_credit(rollout: Rollout, sequence: TrainSequence, scored: Scored) -> Ro
         token_values={
             "policy_logprob": scored.logprob_T.tolist(),
             "entropy": scored.entropy_T.tolist(),
+            **note.token_values,
         },
+        spans=rollout.spans | note.spans,
+        evidence=note.evidence,
     )
-
-
-def assign_credit(
-    experience: Experience,
-    credit: CreditSection,
-    *,
-    step: int,
-    seed: int,
-    policy_logprobs: list[Tensor] | None,
-) -> tuple[list[TrainSequence], dict[str, float]]:
-    """The sequences with their advantages, and the credit metrics averaged over the groups
-    that have them.
-
-    `policy_logprobs` holds log p of each sequence's response tokens under the current policy, where
-    the method needs them. Pure: every rank computes the same.
-    """
-    sequences, found = [], dict[str, list[float]]()
-    for place in experience.groups():
-        members = experience.sequences[place]
-        group = Group(
-            reward_N=experience.reward_R[place],
-            mask_NT=pad_rows([member.mask_T for member in members]),
-            policy_logprob_NT=None if policy_logprobs is None else pad_rows(policy_logprobs[place]),
-            step=step,
-            seed=seed,
-        )
-        result = assign(credit.method, group, **credit.options)
-        for member, advantage_T in zip(members, result.advantage_NT, strict=True):
-            sequences.append(replace(member, advantage_T=advantage_T[: len(member.mask_T)]))
-        for name, value in result.metrics.items():
-            found.setdefault(name, []).append(value)
-    # A method gives some metrics only for the groups that it had something to do for.
-    metrics = {name: sum(values) / len(values) for name, values in found.items()}
-    return sequences, metrics | advantage_metrics(sequences)
 
 
 def pad_rows(rows: list[Tensor]) -> Tensor:

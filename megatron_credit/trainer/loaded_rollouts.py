@@ -11,6 +11,8 @@ from megatron_credit.trainer.experience import Experience, with_credit
 from megatron_credit.trainer.rollout_phase import share
 from megatron_credit.trainer.run_directory import RunDirectory
 from megatron_credit.trainer.sampler import group_metrics
+from megatron_credit.trainer.shaped_rewards import overlong_metrics
+from megatron_credit.trainer.signals.step import Note
 
 
 class LoadedRollouts:
@@ -24,6 +26,8 @@ class LoadedRollouts:
         steps: Iterator[list[list[Rollout]]] | None,
     ) -> None:
         """`steps` holds the groups of each step that is still to be trained; None but on rank 0."""
+        self._max_attempts = config.max_attempts
+        self._sampling = config.sampling
         self._group_size = config.trainer.samples_per_prompt
         self._directory = directory
         self._steps = steps
@@ -35,12 +39,20 @@ class LoadedRollouts:
             return share(None, group_size=self._group_size), {}
         groups = next(self._steps)
         self._collected = [rollout for group in groups for rollout in group]
-        return share(self._collected, group_size=self._group_size), group_metrics(groups)
+        metrics = group_metrics(groups, max_attempts=self._max_attempts)
+        metrics |= overlong_metrics(self._collected, self._sampling)
+        return share(self._collected, group_size=self._group_size), metrics
 
-    def keep(self, step: int, sequences: list[TrainSequence], scored: list[Scored]) -> None:
+    def keep(
+        self,
+        step: int,
+        sequences: list[TrainSequence],
+        scored: list[Scored],
+        notes: list[Note],
+    ) -> None:
         """Writes the step's rollouts to the run directory, on rank 0, with their new credit."""
         if self._steps is not None:
-            rollouts = map(with_credit, self._collected, sequences, scored)
+            rollouts = map(with_credit, self._collected, sequences, scored, notes)
             write_rollouts(self._directory.rollout_file(step), rollouts)
 
     def load_weights(self, step: int) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from megatron_credit.mcore.architecture import Architecture, check_parallel, read_architecture
-from megatron_credit.trainer.checks import CheckedRun, check_credit, check_weights_exist
+from megatron_credit.trainer.check_credit import check_credit, check_records
+from megatron_credit.trainer.checks import CheckedRun, check_weights_exist
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.loggers import check_loggers
 from megatron_credit.trainer.recorded_steps import Limits, recorded_steps
@@ -53,8 +54,9 @@ def check_record(config: RunConfig, record: Path, *, first: int) -> None:
     """Reads the rollouts of all steps from `first` on; ValueError where one does not fit."""
     architecture = read_architecture(config.policy.model, config.policy.converter)
     limits = limits_of(config, architecture)
-    for _ in recorded_steps(record, limits, first=first, last=config.trainer.steps):
-        pass
+    for groups in recorded_steps(record, limits, first=first, last=config.trainer.steps):
+        for rollouts in groups:
+            check_records(config, rollouts)
 
 
 def limits_of(config: RunConfig, architecture: Architecture) -> Limits:
@@ -85,6 +87,8 @@ def notes(config: RunConfig, record: Path) -> list[str]:
         found.append("no evaluations: they need an engine; use `megatron-credit eval` afterwards")
     if config.trainer.check_sync:
         found.append("no trainer.check_sync: there is no engine to compare with")
+    if config.trainer.resample_tries:
+        found.append("no trainer.resample_tries: recorded groups are taken as they are")
     if config.objective.importance == "none":
         found.append(
             "objective.importance='none': nothing corrects for rollouts that other weights "

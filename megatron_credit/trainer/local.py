@@ -70,11 +70,11 @@ def run_locally(
         stack.callback(stop_engine, server)
         trainer = start_trainer(
             config,
-            directory,
+            [directory],
             checkpoint,
             rollouts_from(config, server, record),
             server=server,
-            inherited=lock.fileno(),
+            inherited=[lock.fileno()],
         )
         stack.callback(stop_process, trainer)
         follow(directory, console, watcher(trainer, server, directory, config.num_processes))
@@ -122,34 +122,37 @@ def stop_engine(server: EngineServer | None) -> None:
 
 def start_trainer(
     config: RunConfig,
-    directory: RunDirectory,
+    directories: Sequence[RunDirectory],
     checkpoint: Path | None,
     source: Sequence[str],
     *,
     server: EngineServer | None,
-    inherited: int,
+    inherited: Sequence[int],
 ) -> subprocess.Popen:
-    """torchrun with one worker a rank; its descendants keep the run's lock open.
+    """torchrun with one worker a rank, for one run or several in turn; its descendants keep the
+    runs' locks open.
 
     `source` is the worker's option that says where rollouts come from.
     """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         f"--nproc-per-node={config.num_processes}",
-        *("-m", "megatron_credit.trainer.worker", str(directory.root), *source),
+        *("-m", "megatron_credit.trainer.worker"),
+        *(str(directory.root) for directory in directories),
+        *source,
         *(("--checkpoint", str(checkpoint)) if checkpoint is not None else ()),
     ]
     environment = worker_environment()
     if server is not None:
         environment[API_KEY_VARIABLE] = server.api_key
-    with (directory.logs / "torchrun.log").open("w") as log:
+    with (directories[0].logs / "torchrun.log").open("w") as log:
         return subprocess.Popen(
             command,
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            pass_fds=(inherited,),
+            pass_fds=inherited,
             preexec_fn=end_with_parent,
         )
 

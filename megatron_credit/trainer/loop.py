@@ -3,30 +3,36 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
-
-from torch import Tensor
 
 from megatron_credit.batch.scored import Scored, Update
 from megatron_credit.batch.sequence import TrainSequence
 from megatron_credit.trainer.config import RunConfig
-from megatron_credit.trainer.experience import Experience, assign_credit
+from megatron_credit.trainer.credit_stage import Credited, Part
+from megatron_credit.trainer.experience import Experience
+from megatron_credit.trainer.signals.step import Note
+
+STEP_PHASES = ("rollout", "signals", "train", "sync")
 
 
 class Policy(Protocol):
     """What the loop asks of the model being trained; collective on all ranks."""
 
-    def score(self, sequences: list[TrainSequence]) -> list[Tensor]:
-        """Log-prob of each response token, a tensor a sequence."""
-        ...
-
-    def update(self, sequences: list[TrainSequence]) -> Update:
+    def update(self, part: Part) -> Update:
         """One optimizer step; its metrics and what it found of each token."""
         ...
 
     def save(self, step: int) -> None:
         """Writes the checkpoint after `step`."""
+        ...
+
+
+class Credit(Protocol):
+    """What the loop asks of the credit method; collective on all ranks."""
+
+    def assign(self, step: int, experience: Experience) -> Credited:
+        """The rollouts with an advantage for each token, a part for each optimizer step."""
         ...
 
 
@@ -37,7 +43,13 @@ class Rollouts(Protocol):
         """The graded rollouts of a step, the same on every rank."""
         ...
 
-    def keep(self, step: int, sequences: list[TrainSequence], scored: list[Scored]) -> None:
+    def keep(
+        self,
+        step: int,
+        sequences: list[TrainSequence],
+        scored: list[Scored],
+        notes: list[Note],
+    ) -> None:
         """Writes the step's rollouts down with the credit that their tokens got."""
         ...
 
@@ -79,9 +91,9 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def metrics(self, num_tokens: float) -> dict[str, float]:
-        """Seconds of the phases and of the step (rollout + train + sync), and its token rate."""
+        """Seconds of the phases and of the step (rollout to sync), and its token rate."""
         times = {f"timing/{name}_s": value for name, value in self.seconds.items()}
-        step_s = sum(self.seconds.get(name, 0.0) for name in ("rollout", "train", "sync"))
+        step_s = sum(self.seconds.get(name, 0.0) for name in STEP_PHASES)
         rate = num_tokens / step_s if step_s else 0.0
         return times | {"timing/step_s": step_s, "perf/tokens_per_s": rate}
 
@@ -92,11 +104,10 @@ class Trainer:
 
     config: RunConfig
     policy: Policy
+    credit: Credit
     rollouts: Rollouts
     recorder: Recorder
     last_step: int
-    needs: tuple[str, ...]
-    """Signals that the credit method reads, as names of `credit.Group` fields."""
 
     def run(self) -> None:
         """Trains; every step ends with its metrics on disk and, where due, a checkpoint."""
@@ -107,8 +118,10 @@ class Trainer:
             watch = Stopwatch(step, self.recorder)
             with watch.phase("rollout"):
                 experience, metrics = self.rollouts.collect(step)
+            with watch.phase("signals"):
+                credited = self.credit.assign(step, experience)
             with watch.phase("train"):
-                metrics |= self._learn(step, experience)
+                metrics |= credited.metrics | self._learn(step, credited)
             with watch.phase("sync"):
                 metrics |= self.rollouts.load_weights(step)
             if self._due(step, self.config.evaluation.every):
@@ -131,33 +144,13 @@ class Trainer:
     def _due(self, step: int, every: int) -> bool:
         return bool(every) and (step % every == 0 or step == self.config.trainer.steps)
 
-    def _learn(self, step: int, experience: Experience) -> dict[str, float]:
-        """Credit, then as many optimizer steps as configured; metrics are means over those."""
-        sizes = self.config.trainer
-        logprobs = self._policy_logprobs(experience)
-        sequences, metrics = assign_credit(
-            experience,
-            self.config.credit,
-            step=step,
-            seed=self.config.run.seed,
-            policy_logprobs=logprobs,
-        )
-        if sizes.updates_per_step > 1:
-            sequences = [
-                replace(sequence, old_logprob_T=logprob_T)
-                for sequence, logprob_T in zip(sequences, logprobs, strict=True)
-            ]
-        share = len(sequences) // sizes.updates_per_step
-        parts = [sequences[k : k + share] for k in range(0, len(sequences), share)]
-        updates = [self.policy.update(part) for part in parts]
-        self.rollouts.keep(step, sequences, [one for update in updates for one in update.scored])
-        return metrics | mean_metrics([update.metrics for update in updates])
-
-    def _policy_logprobs(self, experience: Experience) -> list[Tensor] | None:
-        """Log-probs before the step's first update, when somebody reads them."""
-        if self.config.trainer.updates_per_step == 1 and "policy_logprob_NT" not in self.needs:
-            return None
-        return self.policy.score(experience.sequences)
+    def _learn(self, step: int, credited: Credited) -> dict[str, float]:
+        """An optimizer step for each part; metrics are means over those."""
+        updates = [self.policy.update(part) for part in credited.parts]
+        sequences = [sequence for part in credited.parts for sequence in part.sequences]
+        scored = [one for update in updates for one in update.scored]
+        self.rollouts.keep(step, sequences, scored, credited.notes)
+        return mean_metrics([update.metrics for update in updates])
 
 
 def mean_metrics(parts: list[dict[str, float]]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from megatron_credit.batch.plan import plan_microbatches
 from megatron_credit.mcore.architecture import data_parallel_size, read_architecture
+from megatron_credit.mcore.memory import RankMemory
 from megatron_credit.mcore.rank_layout import rank_places
 from megatron_credit.trainer.checks import check_run
 from megatron_credit.trainer.config import RunConfig
@@ -188,7 +189,12 @@ def num_prompts(report: dict[str, Any]) -> int | None:
 
 def memory_table(prediction: Prediction) -> Table:
     """What a trainer rank of each stage needs."""
-    parts = ("weights", "gradients", "optimizer", "activations", "backward", "head", "total")
+    used = [
+        part
+        for part in RankMemory.__dataclass_fields__
+        if any(vars(stage)[part] for stage in prediction.stages)
+    ]
+    parts = (*used, "total")
     table = Table("ranks", box=None, pad_edge=True)
     for part in parts:
         table.add_column(part, justify="right")

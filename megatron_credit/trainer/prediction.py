@@ -9,6 +9,7 @@ import torch
 from megatron_credit.mcore.architecture import Architecture
 from megatron_credit.mcore.memory import RankMemory, engine_memory, trainer_memory
 from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.evidence_teacher import teacher_of
 
 MIB = 2**20
 TRAINER_PROCESS = 700 * MIB
@@ -79,6 +80,7 @@ def predict(
         optimizer=config.optimizer,
         parallel=config.parallel,
         num_processes=config.num_processes,
+        teacher=teacher_of(config),
     )
     return Prediction(
         stages=tuple(stages),

@@ -3,6 +3,7 @@
 python -m megatron_credit.trainer.reference > docs/configuration.md
 """
 
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -80,6 +81,8 @@ def shown(value: Any) -> str:
         return "its defaults"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)
     return str(list(value) if isinstance(value, tuple) else value)
 
 

@@ -18,8 +18,16 @@ from megatron_credit.mcore.policy import Policy
 from megatron_credit.rollouts.sync import WeightSync
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.experience import Experience, to_sequence, with_credit
+from megatron_credit.trainer.resampling import step_groups
 from megatron_credit.trainer.run_directory import RunDirectory
-from megatron_credit.trainer.sampler import Sampler, accuracy, group_metrics
+from megatron_credit.trainer.sampler import (
+    Sampler,
+    accuracy,
+    group_metrics,
+    verification,
+)
+from megatron_credit.trainer.shaped_rewards import overlong_metrics
+from megatron_credit.trainer.signals.step import Note
 
 
 class EngineRollouts:
@@ -43,22 +51,34 @@ class EngineRollouts:
         self._collected: list[Rollout] = []
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
-        """Samples, grades and shares the groups of a step."""
+        """Samples, grades and shares the groups of a step, those with equal rewards replaced."""
         rollouts, metrics = None, {}
         if self._sampler is not None:
             sizes = self._config.trainer
-            groups = self._sampler.train_groups(
-                step, num_prompts=sizes.prompts_per_step, num_samples=sizes.samples_per_prompt
+            found = step_groups(
+                self._sampler,
+                step,
+                num_prompts=sizes.prompts_per_step,
+                num_samples=sizes.samples_per_prompt,
+                tries=sizes.resample_tries,
             )
-            rollouts = [rollout for group in groups for rollout in group]
+            rollouts = [rollout for group in found.groups for rollout in group]
             self._collected = rollouts
-            metrics = group_metrics(groups)
+            metrics = group_metrics(found.groups, max_attempts=self._config.max_attempts)
+            metrics |= overlong_metrics(rollouts, self._config.sampling)
+            metrics |= found.metrics() if sizes.resample_tries else {}
         return share(rollouts, group_size=self._config.trainer.samples_per_prompt), metrics
 
-    def keep(self, step: int, sequences: list[TrainSequence], scored: list[Scored]) -> None:
+    def keep(
+        self,
+        step: int,
+        sequences: list[TrainSequence],
+        scored: list[Scored],
+        notes: list[Note],
+    ) -> None:
         """Writes the step's rollouts to the run directory, on rank 0."""
         if self._sampler is not None:
-            rollouts = map(with_credit, self._collected, sequences, scored)
+            rollouts = map(with_credit, self._collected, sequences, scored, notes)
             write_rollouts(self._directory.rollout_file(step), rollouts)
 
     def load_weights(self, step: int) -> dict[str, float]:
@@ -81,10 +101,14 @@ class EngineRollouts:
         """Accuracy on held-out prompts, on rank 0."""
         if self._sampler is None:
             return {}
-        metrics = accuracy(self._sampler.eval_rollouts(temperature=1.0), "eval/accuracy")
+        attempts = self._config.max_attempts
+        sampled = self._sampler.eval_rollouts(temperature=1.0)
+        metrics = accuracy(sampled, "eval/accuracy")
+        metrics |= verification(sampled, "eval/verification", attempts)
         if self._config.evaluation.greedy:
             greedy = self._sampler.eval_rollouts(temperature=0.0)
             metrics |= accuracy(greedy, "eval/accuracy_greedy")
+            metrics |= verification(greedy, "eval/verification_greedy", attempts)
         return metrics
 
     def _check_sync(self, step: int) -> dict[str, float]:
@@ -115,5 +139,8 @@ def share(rollouts: list[Rollout] | None, *, group_size: int) -> Experience:
         tensors["reward_R"] = torch.tensor(rewards, dtype=torch.float64)
     _, shared = broadcast_payload({}, tensors)
     return Experience(
-        sequences=decode_sequences(shared), reward_R=shared["reward_R"], group_size=group_size
+        sequences=decode_sequences(shared),
+        reward_R=shared["reward_R"],
+        group_size=group_size,
+        records=rollouts,
     )

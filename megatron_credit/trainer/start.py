@@ -8,10 +8,24 @@ from typing import IO, Any
 from megatron_credit.mcore.architecture import read_architecture
 from megatron_credit.mcore.manifest import identity, read_manifest
 from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.evidence_teacher import teacher_of
 from megatron_credit.trainer.metrics import keep_metrics
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
 
-FIXED_SECTIONS = ("task", "data", "sampling", "credit", "objective", "optimizer", "trainer")
+FIXED_SECTIONS = (
+    "task",
+    "data",
+    "sampling",
+    "attempts",
+    "credit",
+    "evidence",
+    "saliency",
+    "probes",
+    "prm",
+    "objective",
+    "optimizer",
+    "trainer",
+)
 """Sections that a resumed run must share with what it goes on from, `trainer.steps` apart."""
 
 
@@ -48,7 +62,10 @@ def choose_start(
         )
     architecture = read_architecture(config.policy.model, config.policy.converter)
     kind = config.optimizer.kind
-    expected = identity(architecture, dtype=config.policy.dtype, optimizer=kind)
+    average = "ema" if teacher_of(config).kind == "ema" else "none"
+    expected = identity(
+        architecture, dtype=config.policy.dtype, optimizer=kind, teacher=average
+    )
     manifest = read_manifest(checkpoint, expected)
     if not config.run.allow_new_data:
         check_same_questions(checkpoint, manifest["identity"]["data"], questions["fingerprint"])

@@ -13,6 +13,7 @@ from megatron_credit.mcore.architecture import Architecture, check_parallel, rea
 from megatron_credit.tasks import Task
 from megatron_credit.tasks.build import build_task
 from megatron_credit.trainer import checks
+from megatron_credit.trainer.check_credit import check_credit, check_prompts
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.loggers import check_loggers
 from megatron_credit.trainer.prediction import Machine, check_fits, predict
@@ -68,7 +69,7 @@ class Checklist:
 def examine(config: RunConfig, machine: Machine | None = None) -> Checklist:
     """The checklist of a run on `machine`, by default this one; starts nothing, writes nothing."""
     found = Checklist()
-    found.check("credit", credit, config)
+    method = found.check("credit", credit, config)
     found.check("loggers", loggers, config)
     found.check("engine", engine, config)
     architecture = found.check("model", model, config)
@@ -80,6 +81,7 @@ def examine(config: RunConfig, machine: Machine | None = None) -> Checklist:
     task = found.check("data", read_data, config, tokenizer)
     try:
         sized = found.check("lengths", lengths, config, task, tokenizer, architecture)
+        found.check("signals", signals, config, method, task)
         found.check("start", start, config, task)
     finally:
         if task is not None:
@@ -100,8 +102,14 @@ def show(found: Checklist, console: Console) -> None:
 
 def credit(config: RunConfig) -> tuple[str, str]:
     """The method and its options."""
-    checks.check_credit(config)
+    check_credit(config)
     return config.credit.method, config.credit.method
+
+
+def signals(config: RunConfig, _method: str, task: Task) -> tuple[bool, str]:
+    """What the method reads of the prompts is there."""
+    lacking = check_prompts(config, checks.first_prompts(task))
+    return True, "\n".join(lacking) or "the prompts have what the credit method reads"
 
 
 def loggers(config: RunConfig) -> tuple[bool, str]:
@@ -168,10 +176,12 @@ def lengths(
 ) -> tuple[RunConfig, str]:
     """The longest prompt and its response fit."""
     name, length = checks.longest_prompt(task, tokenizer)
-    found = checks.with_context(config, (name, length), architecture.max_positions)
+    feedback = checks.feedback_tokens(config, task, tokenizer)
+    positions = architecture.max_positions
+    found = checks.with_context(config, (name, length), positions, feedback=feedback)
     return found, (
-        f"longest prompt {length} + {config.sampling.max_new_tokens} new tokens, context "
-        f"{found.engine.max_model_len}"
+        f"longest prompt {length} + {config.sampling.max_new_tokens} new tokens"
+        f"{checks.in_attempts(config, feedback)}, context {found.engine.max_model_len}"
     )
 
 

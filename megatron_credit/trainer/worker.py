@@ -1,12 +1,14 @@
 """One trainer rank: `torchrun -m megatron_credit.trainer.worker RUN_DIRECTORY --engine ADDRESS`.
 
-With `--load-rollouts PATH` it trains on recorded rollouts instead, and no engine is needed.
+With `--load-rollouts PATH` it trains on recorded rollouts instead, and no engine is needed. Several
+run directories are trained one after the other, with the same engine and from fresh weights.
 """
 
 import argparse
 import os
 import shutil
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +18,17 @@ cpu_mode.enable()  # before anything imports megatron
 
 from transformers import AutoTokenizer  # noqa: E402
 
-from megatron_credit.credit import METHODS  # noqa: E402
 from megatron_credit.mcore.architecture import read_architecture  # noqa: E402
 from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
 from megatron_credit.mcore.parallel import start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
+from megatron_credit.rewards.prm.scorer import StepScorer  # noqa: E402
 from megatron_credit.rollouts.client import EngineClient  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
 from megatron_credit.rollouts.sync import WeightSync  # noqa: E402
 from megatron_credit.tasks.build import build_task  # noqa: E402
 from megatron_credit.trainer.config import RunConfig  # noqa: E402
+from megatron_credit.trainer.evidence_teacher import teacher_of  # noqa: E402
 from megatron_credit.trainer.loaded_rollouts import LoadedRollouts  # noqa: E402
 from megatron_credit.trainer.loaded_run import limits_of  # noqa: E402
 from megatron_credit.trainer.loop import Rollouts, Trainer  # noqa: E402
@@ -34,6 +37,7 @@ from megatron_credit.trainer.recorder import RunRecorder, SilentRecorder  # noqa
 from megatron_credit.trainer.rollout_phase import EngineRollouts  # noqa: E402
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step  # noqa: E402
 from megatron_credit.trainer.sampler import Sampler  # noqa: E402
+from megatron_credit.trainer.signals.build import build_credit_stage  # noqa: E402
 from megatron_credit.trainer.training_policy import TrainingPolicy  # noqa: E402
 from megatron_credit.trainer.worker_environment import engine_key, global_rank  # noqa: E402
 
@@ -50,13 +54,48 @@ class Rank:
     last_step: int
 
 
+@dataclass(frozen=True)
+class Engine:
+    """The engine as rank 0 reaches it."""
+
+    client: EngineClient
+    sync: WeightSync
+
+    @classmethod
+    def connect(cls, config: RunConfig, directory: RunDirectory, address: str) -> "Engine":
+        """The engine at this address, which is ready when this returns."""
+        client = EngineClient(
+            address,
+            request_timeout_s=config.engine.request_timeout_s,
+            log_path=directory.logs / "engine.log",
+            api_key=engine_key(),
+        )
+        client.wait_ready(config.engine.startup_timeout_s)
+        return cls(client, WeightSync([client], config.engine))
+
+
 def main() -> None:
     """Entry point of a rank; raises, and so ends the job, on any failure."""
     arguments = parse_arguments()
     end_with_parent()
-    directory = RunDirectory(arguments.directory)
-    redirect_output(directory.logs / f"trainer-{global_rank()}.log")
-    config = RunConfig.model_validate_json(directory.config.read_text())
+    directories = [RunDirectory(path) for path in arguments.directory]
+    redirect_output(directories[0].logs / f"trainer-{global_rank()}.log")
+    engine = None
+    for directory in directories:
+        config = RunConfig.model_validate_json(directory.config.read_text())
+        rank = start_rank(config, directory, arguments.checkpoint)
+        if engine is None and arguments.engine is not None and rank.is_leader:
+            engine = Engine.connect(config, directory, arguments.engine)
+        if arguments.load_rollouts is not None:
+            train(rank, loaded_rollouts(rank, arguments.load_rollouts))
+        else:
+            train(rank, engine_rollouts(rank, engine))
+        export_model(config, directory, rank.policy, is_writer=rank.is_leader)
+        stop_parallel(keep_world=directory is not directories[-1])
+
+
+def start_rank(config: RunConfig, directory: RunDirectory, checkpoint: Path | None) -> Rank:
+    """This process's part of a run, its weights loaded."""
     ranks = start_parallel(
         config.parallel, seed=config.run.seed, timeout_s=config.engine.request_timeout_s + 600
     )
@@ -67,17 +106,12 @@ def main() -> None:
         ranks=ranks,
         seed=config.run.seed,
     )
+    policy.add_teacher(teacher_of(config))
     last_step = 0
-    if arguments.checkpoint is not None:
-        policy.load(arguments.checkpoint)
-        last_step = checkpoint_step(arguments.checkpoint)
-    rank = Rank(config, directory, policy, is_leader=ranks.rank == 0, last_step=last_step)
-    if arguments.load_rollouts is not None:
-        train(rank, loaded_rollouts(rank, arguments.load_rollouts))
-    else:
-        train(rank, engine_rollouts(rank, arguments.engine))
-    export_model(config, directory, policy, is_writer=rank.is_leader)
-    stop_parallel()
+    if checkpoint is not None:
+        policy.load(checkpoint)
+        last_step = checkpoint_step(checkpoint)
+    return Rank(config, directory, policy, is_leader=ranks.rank == 0, last_step=last_step)
 
 
 def export_model(
@@ -98,28 +132,39 @@ def train(rank: Rank, rollouts: Rollouts) -> None:
     recorder = (
         RunRecorder(config, directory, last_step=last_step) if rank.is_leader else SilentRecorder()
     )
-    Trainer(
-        config=config,
-        policy=TrainingPolicy(
-            rank.policy, config=config, directory=directory, is_writer=rank.is_leader
-        ),
-        rollouts=rollouts,
-        recorder=recorder,
-        last_step=last_step,
-        needs=METHODS[config.credit.method].needs,
-    ).run()
+    policy = TrainingPolicy(
+        rank.policy, config=config, directory=directory, is_writer=rank.is_leader
+    )
+    with ExitStack() as stack:
+        scorer = None
+        if config.prm is not None and rank.is_leader:
+            scorer = stack.enter_context(StepScorer(config.prm))
+        credit = build_credit_stage(
+            config,
+            policy,
+            AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True),
+            max_positions=rank.policy.architecture.max_positions,
+            scorer=scorer,
+        )
+        Trainer(
+            config=config,
+            policy=policy,
+            credit=credit,
+            rollouts=rollouts,
+            recorder=recorder,
+            last_step=last_step,
+        ).run()
     recorder.close()
 
 
-def engine_rollouts(rank: Rank, address: str) -> EngineRollouts:
-    """Rollouts of the engine at this address, which is ready when this returns."""
-    client = connect(rank.config, rank.directory, address) if rank.is_leader else None
+def engine_rollouts(rank: Rank, engine: Engine | None) -> EngineRollouts:
+    """Rollouts of the engine that rank 0 is connected to."""
     return EngineRollouts(
         config=rank.config,
         directory=rank.directory,
         policy=rank.policy,
-        sampler=None if client is None else build_sampler(rank.config, client),
-        sync=None if client is None else WeightSync([client], rank.config.engine),
+        sampler=None if engine is None else build_sampler(rank.config, engine.client),
+        sync=None if engine is None else engine.sync,
     )
 
 
@@ -127,9 +172,7 @@ def loaded_rollouts(rank: Rank, record: Path) -> LoadedRollouts:
     """The recorded rollouts of the steps that are still to be trained."""
     policy = rank.config.policy
     limits = limits_of(rank.config, read_architecture(policy.model, policy.converter))
-    steps = recorded_steps(
-        record, limits, first=rank.last_step + 1, last=rank.config.trainer.steps
-    )
+    steps = recorded_steps(record, limits, first=rank.last_step + 1, last=rank.config.trainer.steps)
     return LoadedRollouts(
         config=rank.config, directory=rank.directory, steps=steps if rank.is_leader else None
     )
@@ -143,26 +186,15 @@ def build_sampler(config: RunConfig, client: EngineClient) -> Sampler:
         tokenizer=tokenizer,
         engine=client,
         sampling=config.sampling,
+        attempts=config.attempts,
         seed=config.run.seed,
     )
-
-
-def connect(config: RunConfig, directory: RunDirectory, address: str) -> EngineClient:
-    """A client of the engine, which is ready when this returns."""
-    client = EngineClient(
-        address,
-        request_timeout_s=config.engine.request_timeout_s,
-        log_path=directory.logs / "engine.log",
-        api_key=engine_key(),
-    )
-    client.wait_ready(config.engine.startup_timeout_s)
-    return client
 
 
 def parse_arguments() -> argparse.Namespace:
     """The worker's command line, written by the launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, help="run directory with config.json")
+    parser.add_argument("directory", type=Path, nargs="+", help="run directories with config.json")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--engine", help="http address of the engine")
     source.add_argument("--load-rollouts", type=Path, help="directory or file of rollouts")

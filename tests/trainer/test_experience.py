@@ -9,7 +9,8 @@ import torch
 from megatron_credit.batch.rollout import Rollout, VersionSpan
 from megatron_credit.batch.rollout_files import read_rollouts, write_rollouts
 from megatron_credit.trainer.config import CreditSection
-from megatron_credit.trainer.experience import Experience, assign_credit, to_sequence
+from megatron_credit.trainer.credit_stage import CreditStage
+from megatron_credit.trainer.experience import Experience, to_sequence
 from megatron_credit.trainer.loop import mean_metrics
 from megatron_credit.trainer.sampler import derive_seed, distinct_names, group_metrics
 
@@ -30,6 +31,13 @@ def rollout(sample, reward, length):
     )
 
 
+class NobodyAsks:
+    """A policy whose log-probs nobody may ask for."""
+
+    def score(self, sequences):
+        raise AssertionError("the method reads rewards alone")
+
+
 def test_credit_of_two_groups():
     rollouts = [rollout(0, 1.0, 3), rollout(1, 0.0, 1), rollout(0, math.nan, 2), rollout(1, 1.0, 4)]
     experience = Experience(
@@ -37,10 +45,12 @@ def test_credit_of_two_groups():
         reward_R=torch.tensor([r.reward for r in rollouts]),
         group_size=2,
     )
-    sequences, metrics = assign_credit(
-        experience, CreditSection(method="dr_grpo"), step=1, seed=0, policy_logprobs=None
+    stage = CreditStage(
+        credit=CreditSection(method="dr_grpo"), seed=0, num_parts=1, scorer=NobodyAsks()
     )
-    advantages = [sequence.advantage_T.tolist() for sequence in sequences]
+    credited = stage.assign(1, experience)
+    (part,), metrics = credited.parts, credited.metrics
+    advantages = [sequence.advantage_T.tolist() for sequence in part.sequences]
     assert advantages == [[0.5] * 3, [-0.5], [0.0] * 2, [0.0] * 4]
     assert metrics["group/invalid_rewards"] == 0.5
     assert metrics["group/singleton"] == 0.5

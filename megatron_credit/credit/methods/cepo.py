@@ -6,10 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from megatron_credit.credit.baselines import Base
+from megatron_credit.credit.baselines import Base, sequence_advantage
 from megatron_credit.credit.evidence import has_evidence
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.credit.teacher_gap import decayed, unweighed, weighed_by_gap
 
@@ -23,6 +24,7 @@ class Cepo(CreditMethod):
         "negative_logprob_NT",
         "policy_logprob_NT",
     )
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(positive="answer", negative="answer")
     base: Base = "grpo"
     """The group baseline that the weights multiply."""
     e_w: float = Field(0.5, ge=0)
@@ -39,6 +41,10 @@ class Cepo(CreditMethod):
         if self._mixing(group) == 0:
             return ()
         return self.needs if self.fallback == "rlsd" else self.needs[:2]
+
+    def reads(self, group: Group, signal: str) -> Tensor:
+        """The rollouts that have an advantage to be weighed."""
+        return sequence_advantage(self.base, group.reward_N) != 0
 
     def credit(self, group: Group) -> CreditResult:
         """A times a weight between 1 - mixing x e_w and 1 + mixing x e_w."""

@@ -51,6 +51,12 @@ class Grail(CreditMethod):
         """Saliency and answer, unless all rewards are equal."""
         return self.needs if sequence_advantage(self.base, group.reward_N).any() else ()
 
+    def reads(self, group: Group, signal: str) -> Tensor:
+        """Saliency of the rollouts whose tokens it weighs, the answers of all."""
+        if signal != "saliency_NT":
+            return super().reads(group, signal)
+        return self._weighs(sequence_advantage(self.base, group.reward_N))
+
     def credit(self, group: Group) -> CreditResult:
         """A times the weight of each token; 0 where all rewards are equal."""
         advantage_N = sequence_advantage(self.base, group.reward_N)

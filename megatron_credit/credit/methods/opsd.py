@@ -6,6 +6,7 @@ from typing import ClassVar
 from megatron_credit.credit.evidence import has_evidence
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed, Loss
 from megatron_credit.credit.result import CreditResult, no_credit
 from megatron_credit.credit.summary import mean
 
@@ -16,6 +17,11 @@ class Opsd(CreditMethod):
     name: ClassVar[str] = "opsd"
     needs: ClassVar[tuple[str, ...]] = ("positive_logprob_NT",)
     gives: ClassVar[tuple[str, ...]] = ("distillation_mask_NT",)
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(positive="solution")
+
+    def losses(self) -> tuple[Loss, ...]:
+        """The divergence from the teacher."""
+        return ("distillation",)
 
     def credit(self, group: Group) -> CreditResult:
         """0, and the trained tokens of the rollouts that the teacher saw evidence for."""

@@ -9,6 +9,7 @@ from megatron_credit.credit.baselines import Base, has_verdict, sequence_advanta
 from megatron_credit.credit.evidence import has_evidence
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.credit.summary import mean
 from megatron_credit.credit.teacher_gap import log_ratio
@@ -20,6 +21,9 @@ class Rlcsd(CreditMethod):
     name: ClassVar[str] = "rlcsd"
     needs: ClassVar[tuple[str, ...]] = ("positive_logprob_NT", "negative_logprob_NT")
     gives: ClassVar[tuple[str, ...]] = ("selected_NT",)
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(
+        positive="drawn_sibling", negative="drawn_sibling", negatives=4
+    )
     base: Base = "grpo"
     """The group baseline that the bonus is added to."""
     lam: float = Field(0.5, ge=0)

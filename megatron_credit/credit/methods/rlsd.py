@@ -3,10 +3,12 @@
 from typing import ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from megatron_credit.credit.baselines import Base
+from megatron_credit.credit.baselines import Base, sequence_advantage
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.credit.teacher_gap import decayed, unweighed, weighed_by_gap
 
@@ -16,6 +18,7 @@ class Rlsd(CreditMethod):
 
     name: ClassVar[str] = "rlsd"
     needs: ClassVar[tuple[str, ...]] = ("positive_logprob_NT", "policy_logprob_NT")
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(positive="answer")
     base: Base = "grpo"
     """The group baseline that the weights multiply."""
     e_w: float = Field(0.2, ge=0)
@@ -28,6 +31,10 @@ class Rlsd(CreditMethod):
     def required(self, group: Group) -> tuple[str, ...]:
         """Nothing once the schedule has ended."""
         return self.needs if self._mixing(group) > 0 else ()
+
+    def reads(self, group: Group, signal: str) -> Tensor:
+        """The rollouts that have an advantage to be weighed."""
+        return sequence_advantage(self.base, group.reward_N) != 0
 
     def credit(self, group: Group) -> CreditResult:
         """A times a weight between 1 - mixing x e_w and 1 + mixing x e_w."""

@@ -1,6 +1,8 @@
 """SC-GRPO (2606.18810): tokens on which knowing a sibling's response changes the policy's mind."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +19,7 @@ from megatron_credit.credit.baselines import (
 from megatron_credit.credit.evidence import has_evidence
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed
 from megatron_credit.credit.percentile import percentile
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.credit.summary import mean, weight_metrics
@@ -30,24 +33,35 @@ class ScGrpo(CreditMethod):
 
     name: ClassVar[str] = "sc_grpo"
     needs: ClassVar[tuple[str, ...]] = ("teacher_kl_NT", "reference_index_N")
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(positive="reference")
     base: Base = "grpo"
     """The group baseline that the factors multiply."""
     alpha: float = Field(0.1, ge=0)
     """Size of the advantages where nobody is verified."""
     percentile: float = Field(75.0, ge=0, le=100)
-    """Which percentile of D, within the group, is c; `kl_scale` of the group goes first."""
+    """Which percentile of D is c: over the optimizer step, or without `kl_scale` over the group."""
     c_min: float = Field(1e-4, gt=0)
     """Smallest c, in nats."""
     scope: Literal["partial", "all"] = "partial"
     """all: a group with a single verified rollout is weighed too."""
     normalise: bool = False
     """Factors of a mean of one over the group's tokens with evidence."""
+    mix: float = Field(1.0, ge=0, le=1)
+    """Share of the factor in a token's weight; the rest is 1. One half keeps most of the early gain
+    and is steadier later, when divergences say less. Not in the paper, which has 1."""
 
     def required(self, group: Group) -> tuple[str, ...]:
         """Divergences where they weigh; who was whose reference where nobody is verified."""
         if not self._weighs(group.reward_N):
             return ()
         return self.needs[:1] if is_verified(group.reward_N).any() else self.needs
+
+    def over_step(self, groups: Sequence[Group]) -> list[Group]:
+        """c from the tokens with evidence of all groups that have divergences."""
+        found = [_divergence(group) for group in groups if group.teacher_kl_NT is not None]
+        kl_J = torch.cat([kl_NT[evidence_NT] for kl_NT, evidence_NT in found] or [torch.zeros(0)])
+        scale = percentile(kl_J, self.percentile)
+        return [replace(group, kl_scale=scale) for group in groups]
 
     def credit(self, group: Group) -> CreditResult:
         """A f in rows with evidence, A in the others."""
@@ -56,12 +70,8 @@ class ScGrpo(CreditMethod):
             return CreditResult(
                 advantage_NT=spread(advantage_N, group.mask_NT), metrics={"group/plain": 1.0}
             )
-        kl_NT = group.teacher_kl_NT
-        assert kl_NT is not None
-        valid_N = has_verdict(group.reward_N)
-        evidence_N = has_evidence(group.mask_NT, kl_NT) & valid_N
-        evidence_NT = group.mask_NT & evidence_N[:, None]
-        kl_NT = kl_NT.double().clamp(min=0).where(evidence_NT, 0.0)
+        kl_NT, evidence_NT = _divergence(group)
+        valid_N, evidence_N = has_verdict(group.reward_N), _has_divergence(group)
         scale = self._scale(kl_NT[evidence_NT], group.kl_scale)
         factor_NT = kl_NT / (kl_NT + scale)
         explores = not is_verified(group.reward_N).any()
@@ -97,7 +107,21 @@ class ScGrpo(CreditMethod):
 
     def _weight(self, factor_NT: Tensor, mean_factor: float) -> Tensor:
         # Where every factor is 0 there is nothing to normalise.
-        return factor_NT / mean_factor if self.normalise and mean_factor > 0 else factor_NT
+        scale = mean_factor if self.normalise and mean_factor > 0 else 1.0
+        return factor_NT / scale if self.mix == 1 else 1 + self.mix * (factor_NT / scale - 1)
+
+
+def _has_divergence(group: Group) -> Tensor:
+    """[N] bool: a verdict, and a divergence of each trained token."""
+    assert group.teacher_kl_NT is not None
+    return has_evidence(group.mask_NT, group.teacher_kl_NT) & has_verdict(group.reward_N)
+
+
+def _divergence(group: Group) -> tuple[Tensor, Tensor]:
+    """D in float64, and the trained tokens of rows with evidence, outside of which D is 0."""
+    assert group.teacher_kl_NT is not None
+    evidence_NT = group.mask_NT & _has_divergence(group)[:, None]
+    return group.teacher_kl_NT.double().clamp(min=0).where(evidence_NT, 0.0), evidence_NT
 
 
 def _bonus(factor_NT: Tensor, evidence_N: Tensor, group: Group) -> Tensor:

@@ -3,9 +3,13 @@
 from typing import ClassVar
 
 from megatron_credit.credit.methods.opsd import Opsd
+from megatron_credit.credit.need import EvidenceNeed
 
 
 class Sdpo(Opsd):
     """OPSD's rule with siblings as evidence; the divergence is the objective's."""
 
     name: ClassVar[str] = "sdpo"
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(
+        positive="sibling", teacher="ema", top_k=100
+    )

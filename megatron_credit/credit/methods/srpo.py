@@ -6,6 +6,7 @@ from megatron_credit.credit.baselines import sequence_advantage, spread
 from megatron_credit.credit.evidence import has_evidence
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed, Loss
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.credit.summary import mean
 
@@ -16,6 +17,13 @@ class Srpo(CreditMethod):
     name: ClassVar[str] = "srpo"
     needs: ClassVar[tuple[str, ...]] = ("positive_logprob_NT",)
     gives: ClassVar[tuple[str, ...]] = ("distillation_mask_NT",)
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(
+        positive="sibling", teacher="ema", top_k=100
+    )
+
+    def losses(self) -> tuple[Loss, ...]:
+        """The divergence from the teacher."""
+        return ("distillation",)
 
     def credit(self, group: Group) -> CreditResult:
         """max(A, 0), and the trained tokens of the rollouts with A <= 0 that have evidence."""

@@ -9,6 +9,7 @@ from megatron_credit.credit.baselines import Base, has_verdict, sequence_advanta
 from megatron_credit.credit.evidence import has_evidence
 from megatron_credit.credit.group import Group
 from megatron_credit.credit.method import CreditMethod
+from megatron_credit.credit.need import EvidenceNeed, Loss
 from megatron_credit.credit.result import CreditResult
 from megatron_credit.credit.summary import mean
 
@@ -26,6 +27,9 @@ class Verpo(CreditMethod):
         "contrast_cost_NT",
     )
     gives: ClassVar[tuple[str, ...]] = ("evidence_weight_NT", "evidence_mask_NT")
+    evidence: ClassVar[EvidenceNeed | None] = EvidenceNeed(
+        positive="sibling", negative="sibling", free=True, teacher="ema"
+    )
     base: Base = "dr_grpo"
     """The group baseline."""
     mode: Literal["loss", "advantage"] = "loss"
@@ -37,6 +41,10 @@ class Verpo(CreditMethod):
     """Benefit that a unit of the contrast's variance must outweigh for w = 1/2."""
     cost_epsilon: float = Field(2.5e-5, gt=0)
     """Benefit that leaves w at 1/2 where the variance is 0."""
+
+    def losses(self) -> tuple[Loss, ...]:
+        """The reference term always, the evidence loss where w is not in the advantage."""
+        return ("reference", "evidence") if self.mode == "loss" else ("reference",)
 
     def credit(self, group: Group) -> CreditResult:
         """The advantages with w, which is 0 where the evidence contradicts A or there is none."""

@@ -1,0 +1,1 @@
+"""Which credit method learns faster: the same questions, seeds and numbers of rollouts for all."""
