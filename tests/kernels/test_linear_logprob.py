@@ -225,7 +225,7 @@ def test_no_tensor_of_all_logits_is_made():
 
 
 @pytest.mark.parametrize(
-    ("trained", "products"), [("", 1), ("hidden", 3), ("weight", 3), ("hidden weight", 4)]
+    ("trained", "products"), [("", 1), ("hidden", 2), ("weight", 3), ("hidden weight", 4)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_frozen_inputs_cost_no_product(trained, products, dtype):

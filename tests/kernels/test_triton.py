@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = ("test_laws.py", "test_vocab_parallel.py", "interpreted_logprob.py")
+FILES = (
+    "test_laws.py",
+    "test_frozen_head.py",
+    "test_vocab_parallel.py",
+    "interpreted_logprob.py",
+)
 
 
 def test_triton_backends_in_the_interpreter():

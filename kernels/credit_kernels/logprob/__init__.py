@@ -4,7 +4,7 @@ from torch import Tensor
 
 from credit_kernels.checks import check_head, check_scale
 from credit_kernels.dispatch import Work, choose
-from credit_kernels.logprob.function import Backend, LinearLogprob
+from credit_kernels.logprob.function import Backend, LinearLogprob, Options, unit_pays
 from credit_kernels.vocab_parallel import VocabShard
 
 
@@ -51,6 +51,12 @@ def linear_logprob(
     shard's group the gradient of hidden is this rank's part, to be summed over the group by the
     caller; two all-reduces forward, none backward. The same with and without gradient, bit for bit.
 
+    The backward pass makes the logits once more. Not so for the gradient of logprob_T where only
+    hidden has one (weight_VH.requires_grad is False), without a group, in "torch" and "rows": d
+    logprob / d hidden of the R rows that are not ignored is then made beside the statistics and
+    kept, 4 R H bytes (float32; 8 for float64 inputs). A gradient through entropy_T is not prepared
+    and makes the logits again.
+
     `backend` is "torch" (tile by tile, on any device), "rows" (products by the vendor's library, a
     Triton kernel over the rows of a chunk of logits), "tiles" (a Triton kernel that keeps the
     logits on the chip) or "auto", which takes the one that is expected to be best. The Triton
@@ -65,7 +71,15 @@ def linear_logprob(
     check_scale(temperature, softcap)
     work = Work(hidden_TH.device, hidden_TH.dtype, len(hidden_TH), shard.num_columns)
     load = choose(backend, BACKENDS, operation="linear_logprob", work=work)
+    implementation = load()
+    options = Options(
+        shard=shard,
+        temperature=temperature,
+        softcap=softcap,
+        with_entropy=return_entropy,
+        keeps_unit=unit_pays(hidden_TH, weight_VH, shard, implementation),
+    )
     logprob_T, entropy_T = LinearLogprob.apply(
-        hidden_TH, weight_VH, target_T, shard, (temperature, softcap), return_entropy, load()
+        hidden_TH, weight_VH, target_T, options, implementation
     )
     return (logprob_T, entropy_T) if return_entropy else logprob_T

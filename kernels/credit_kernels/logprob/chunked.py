@@ -17,6 +17,25 @@ TileGradient = Callable[[slice, slice, Tensor], Tensor]
 
 def local_stats(head: Head, target_R: Tensor, with_entropy: bool) -> LocalStats:
     """Statistics over this rank's columns, merged over the tiles as they come."""
+    return _stats(head, target_R, with_entropy, None)
+
+
+def stats_and_unit(head: Head, target_R: Tensor, with_entropy: bool) -> tuple[LocalStats, Tensor]:
+    """The same and d logprob / d hidden, [R, H] in the computing type, from one pass."""
+    unit_RH = torch.zeros_like(head.scaled_RH)
+    stats = _stats(head, target_R, with_entropy, unit_RH)
+    column_R = target_R - head.start
+    for rows in head.row_blocks():
+        target_RH = head.weight_VH[column_R[rows]].to(unit_RH.dtype)
+        cap_slope_R = head.cap_slope(stats.target_T[rows])
+        if cap_slope_R is not None:
+            target_RH.mul_(cap_slope_R[:, None])
+        unit_RH[rows] = target_RH.sub_(unit_RH[rows].div_(stats.sum_T[rows][:, None]))
+    return stats, unit_RH.mul_(head.scale)
+
+
+def _stats(head: Head, target_R: Tensor, with_entropy: bool, mean_RH: Tensor | None) -> LocalStats:
+    """The statistics; `mean` becomes sum_v exp(z - max) d z / d (scaled @ weight.T) weight."""
     num_rows = len(head.scaled_RH)
     max_R = head.scaled_RH.new_full((num_rows,), LOWEST)
     sum_R, moment_R, logit_R = head.scaled_RH.new_zeros(3, num_rows)
@@ -27,12 +46,23 @@ def local_stats(head: Head, target_R: Tensor, with_entropy: bool) -> LocalStats:
             column_R1, owned_R1 = head.target_column(target_R[rows], block)
             logit_R[rows] += tile_RC.gather(1, column_R1).where(owned_R1, 0)[:, 0]
             owned_R[rows] |= owned_R1[:, 0]
-            add_tile(tile_RC, max_R[rows], sum_R[rows], moment_R[rows] if with_entropy else None)
+            cap_slope_RC = None if mean_RH is None else head.cap_slope(tile_RC)
+            moment_of_rows_R = moment_R[rows] if with_entropy else None
+            exp_RC, scale_R = add_tile(tile_RC, max_R[rows], sum_R[rows], moment_of_rows_R)
+            if mean_RH is not None:
+                slope_RC = exp_RC if cap_slope_RC is None else exp_RC.mul_(cap_slope_RC)
+                part_RH = matmul_nt(slope_RC, weight_CH.T)
+                mean_RH[rows] = part_RH.addcmul_(mean_RH[rows], scale_R[:, None])
     return LocalStats(max_R, sum_R, moment_R, logit_R, owned_R)
 
 
-def add_tile(tile_RC: Tensor, max_R: Tensor, sum_R: Tensor, moment_R: Tensor | None) -> None:
-    """Merges a tile into the running statistics, in place; the tile is overwritten."""
+def add_tile(
+    tile_RC: Tensor, max_R: Tensor, sum_R: Tensor, moment_R: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Merges a tile into the running statistics, in place; the tile is overwritten.
+
+    exp(z - max) of the tile, and what sums relative to the maximum before are to be scaled by.
+    """
     new_max_R = torch.maximum(max_R, tile_RC.amax(-1))
     shift_R = max_R - new_max_R
     scale_R = shift_R.exp()
@@ -44,6 +74,7 @@ def add_tile(tile_RC: Tensor, max_R: Tensor, sum_R: Tensor, moment_R: Tensor | N
         moment_R.addcmul_(shift_R, sum_R).mul_(scale_R).add_(tile_RC.mul_(weight_RC).sum(-1))
     sum_R.mul_(scale_R).add_(weight_RC.sum(-1))
     max_R.copy_(new_max_R)
+    return weight_RC, scale_R
 
 
 def gradients(
@@ -95,4 +126,4 @@ def _head_gradients(
     return gradients(head, partial(_product_gradient, head, incoming), wants_hidden, wants_weight)
 
 
-BACKEND = Backend(Head.of, local_stats, _head_gradients)
+BACKEND = Backend(Head.of, local_stats, _head_gradients, stats_and_unit)
