@@ -129,6 +129,7 @@ def draw(path: Path, curves: dict[str, list[Line]]) -> None:
                 alpha=0.15,
                 linewidth=0,
             )
+        panel.set_xticks(sorted({line.step for line in lines}))
         panel.set_xlabel("step")
         panel.set_ylabel(metric)
         panel.grid(alpha=0.3)

@@ -17,8 +17,8 @@ class EvidenceSection(Settings):
     """Whose weights read the evidence; without it what the method's paper uses."""
     baseline: Literal["policy", "teacher"] = "policy"
     """Who reads the plain context that a teacher is compared with: the policy, or the teacher too.
-    A frozen or slow teacher reads evidence as it did at the start while the policy drifts away;
-    compared with itself, the divergence stays on what the evidence is about."""
+    Compared with itself, a frozen or slow teacher tells what the evidence does to it, not how far
+    the policy has moved: its doubts, which the policy may have settled."""
     template: Literal["bare", "wrapped"] = "bare"
     """Where an answer stands: behind the assistant's header, or in a sentence of the user."""
     exclude_self: bool = False
