@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -135,9 +135,7 @@ def start_trainer(
     `source` is the worker's option that says where rollouts come from.
     """
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        f"--nproc-per-node={config.num_processes}",
-        *("-m", "megatron_credit.trainer.worker"),
+        "megatron_credit.trainer.worker",
         *(str(directory.root) for directory in directories),
         *source,
         *(("--checkpoint", str(checkpoint)) if checkpoint is not None else ()),
@@ -145,9 +143,30 @@ def start_trainer(
     environment = worker_environment()
     if server is not None:
         environment[API_KEY_VARIABLE] = server.api_key
-    with (directories[0].logs / "torchrun.log").open("w") as log:
+    return start_ranks(
+        command,
+        config.num_processes,
+        logs=directories[0].logs,
+        environment=environment,
+        inherited=inherited,
+    )
+
+
+def start_ranks(
+    command: Sequence[str],
+    num_ranks: int,
+    *,
+    logs: Path,
+    environment: Mapping[str, str],
+    inherited: Sequence[int] = (),
+) -> subprocess.Popen:
+    """torchrun with so many ranks of this module and its arguments, its own words in a log."""
+    with (logs / "torchrun.log").open("w") as log:
         return subprocess.Popen(
-            command,
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *(f"--nproc-per-node={num_ranks}", "-m", *command),
+            ],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,

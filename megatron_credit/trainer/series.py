@@ -11,6 +11,7 @@ from rich.console import Console
 from megatron_credit.trainer.checks import CheckedRun
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.local import (
+    rollouts_from,
     start_engine,
     start_trainer,
     stop_engine,
@@ -41,13 +42,11 @@ def run_series(runs: Sequence[CheckedRun], console: Console) -> None:
         first = directories[0]
         server = start_engine(configs[0], first)
         stack.callback(stop_engine, server)
-        address = server.address if server is not None else configs[0].engine.address
-        assert address is not None
         trainer = start_trainer(
             configs[0],
             directories,
             None,
-            ("--engine", address),
+            rollouts_from(configs[0], server, None),
             server=server,
             inherited=[lock.fileno() for lock in locks],
         )

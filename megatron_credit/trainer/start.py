@@ -60,16 +60,21 @@ def choose_start(
             f"{checkpoint} is after step {step}, beyond trainer.steps={config.trainer.steps}; "
             "raise trainer.steps or start in another run.directory"
         )
-    architecture = read_architecture(config.policy.model, config.policy.converter)
-    kind = config.optimizer.kind
-    average = "ema" if teacher_of(config).kind == "ema" else "none"
-    expected = identity(
-        architecture, dtype=config.policy.dtype, optimizer=kind, teacher=average
-    )
+    expected = checkpoint_identity(config, has_average=teacher_of(config).kind == "ema")
     manifest = read_manifest(checkpoint, expected)
     if not config.run.allow_new_data:
         check_same_questions(checkpoint, manifest["identity"]["data"], questions["fingerprint"])
     return checkpoint
+
+
+def checkpoint_identity(config: RunConfig, *, has_average: bool) -> dict[str, str]:
+    """What a checkpoint must have for this configuration's model to be loaded from it."""
+    return identity(
+        read_architecture(config.policy.model, config.policy.converter),
+        dtype=config.policy.dtype,
+        optimizer=config.optimizer.kind,
+        teacher="ema" if has_average else "none",
+    )
 
 
 def check_same_questions(checkpoint: Path, was: str, now: str) -> None:

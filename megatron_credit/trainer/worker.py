@@ -8,7 +8,6 @@ import argparse
 import os
 import shutil
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from megatron_credit.mcore.architecture import read_architecture  # noqa: E402
 from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
 from megatron_credit.mcore.parallel import start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
-from megatron_credit.rewards.prm.scorer import StepScorer  # noqa: E402
 from megatron_credit.rollouts.client import EngineClient  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
 from megatron_credit.rollouts.sync import WeightSync  # noqa: E402
@@ -37,7 +35,7 @@ from megatron_credit.trainer.recorder import RunRecorder, SilentRecorder  # noqa
 from megatron_credit.trainer.rollout_phase import EngineRollouts  # noqa: E402
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step  # noqa: E402
 from megatron_credit.trainer.sampler import Sampler  # noqa: E402
-from megatron_credit.trainer.signals.build import build_credit_stage  # noqa: E402
+from megatron_credit.trainer.signals.build import open_credit_stage  # noqa: E402
 from megatron_credit.trainer.training_policy import TrainingPolicy  # noqa: E402
 from megatron_credit.trainer.worker_environment import engine_key, global_rank  # noqa: E402
 
@@ -135,17 +133,12 @@ def train(rank: Rank, rollouts: Rollouts) -> None:
     policy = TrainingPolicy(
         rank.policy, config=config, directory=directory, is_writer=rank.is_leader
     )
-    with ExitStack() as stack:
-        scorer = None
-        if config.prm is not None and rank.is_leader:
-            scorer = stack.enter_context(StepScorer(config.prm))
-        credit = build_credit_stage(
-            config,
-            policy,
-            AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True),
-            max_positions=rank.policy.architecture.max_positions,
-            scorer=scorer,
-        )
+    with open_credit_stage(
+        config,
+        policy,
+        max_positions=rank.policy.architecture.max_positions,
+        has_records=rank.is_leader,
+    ) as credit:
         Trainer(
             config=config,
             policy=policy,

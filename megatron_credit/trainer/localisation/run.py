@@ -1,7 +1,6 @@
 """`bench credit`: samples, gives credit by every method, measures where it falls, reports."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_credit.mcore.architecture import read_architecture
 from megatron_credit.mcore.config import TeacherConfig
-from megatron_credit.mcore.manifest import identity, read_manifest
-from megatron_credit.rollouts.server import end_with_parent
+from megatron_credit.mcore.manifest import read_manifest
 from megatron_credit.tasks.chain_sum import ChainSumConfig
 from megatron_credit.trainer.checks import load_tokenizer
 from megatron_credit.trainer.config import RunConfig
@@ -23,6 +21,7 @@ from megatron_credit.trainer.local import (
     TrainerError,
     describe_exit,
     failed_log,
+    start_ranks,
     stop_process,
 )
 from megatron_credit.trainer.localisation.culprits import Case, Groups, find_cases
@@ -37,6 +36,7 @@ from megatron_credit.trainer.localisation.report import Report, write_report
 from megatron_credit.trainer.localisation.results import describe_record, measure_row
 from megatron_credit.trainer.localisation.rows import Form, Refusal, Row, plan_rows, with_reference
 from megatron_credit.trainer.run_directory import RunDirectory, lock_directory
+from megatron_credit.trainer.start import checkpoint_identity
 from megatron_credit.trainer.worker_environment import worker_environment
 
 POLL_S = 0.2
@@ -131,13 +131,7 @@ def average_of(config: RunConfig, weights: Weights) -> TeacherConfig | None:
     if weights.checkpoint is None:
         return None
     holds_one = read_manifest(weights.checkpoint, {})["identity"].get("teacher") == "ema"
-    expected = identity(
-        read_architecture(config.policy.model, config.policy.converter),
-        dtype=config.policy.dtype,
-        optimizer=config.optimizer.kind,
-        teacher="ema" if holds_one else "none",
-    )
-    read_manifest(weights.checkpoint, expected)
+    read_manifest(weights.checkpoint, checkpoint_identity(config, has_average=holds_one))
     return TeacherConfig(kind="ema") if holds_one else None
 
 
@@ -208,20 +202,12 @@ def work(plan: CreditPlan, config: RunConfig, console: Console) -> None:
         path.unlink(missing_ok=True)
     path = plan.directory / "plan.json"
     path.write_text(plan.model_dump_json(indent=2))
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        f"--nproc-per-node={config.num_processes}",
-        *("-m", "megatron_credit.trainer.localisation.worker", str(path)),
-    ]
-    with (plan.logs / "torchrun.log").open("w") as log:
-        worker = subprocess.Popen(
-            command,
-            env=worker_environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=end_with_parent,
-        )
+    worker = start_ranks(
+        ["megatron_credit.trainer.localisation.worker", str(path)],
+        config.num_processes,
+        logs=plan.logs,
+        environment=worker_environment(),
+    )
     try:
         follow(worker, plan, lambda text: console.print(text, markup=False))
     finally:

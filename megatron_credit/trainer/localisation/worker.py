@@ -4,7 +4,6 @@ It gives credit to recorded rollouts, method after method, as a run would in its
 """
 
 import argparse
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,15 +12,12 @@ from megatron_credit.mcore import cpu_mode
 
 cpu_mode.enable()  # before anything imports megatron
 
-from transformers import AutoTokenizer  # noqa: E402
-
 from megatron_credit.batch.rollout_files import write_rollouts  # noqa: E402
 from megatron_credit.batch.scored import Scored  # noqa: E402
 from megatron_credit.mcore.config import TeacherConfig  # noqa: E402
 from megatron_credit.mcore.parallel import start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
 from megatron_credit.mcore.teachers import TeacherModel  # noqa: E402
-from megatron_credit.rewards.prm.scorer import StepScorer  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
 from megatron_credit.trainer.config import RunConfig  # noqa: E402
 from megatron_credit.trainer.evidence_teacher import teacher_of  # noqa: E402
@@ -30,7 +26,7 @@ from megatron_credit.trainer.localisation.plan import CreditPlan, Pass  # noqa: 
 from megatron_credit.trainer.localisation.record import read_record  # noqa: E402
 from megatron_credit.trainer.rollout_phase import share  # noqa: E402
 from megatron_credit.trainer.run_directory import RunDirectory  # noqa: E402
-from megatron_credit.trainer.signals.build import build_credit_stage  # noqa: E402
+from megatron_credit.trainer.signals.build import open_credit_stage  # noqa: E402
 from megatron_credit.trainer.training_policy import TrainingPolicy  # noqa: E402
 from megatron_credit.trainer.worker import redirect_output  # noqa: E402
 from megatron_credit.trainer.worker_environment import global_rank  # noqa: E402
@@ -110,22 +106,18 @@ def take(config: RunConfig, policy: Policy, path: Path) -> Given:
 def run_pass(one: Pass, policy: Policy, given: Given, plan: CreditPlan) -> None:
     """Asks the method for its credit and writes it beside the rollouts."""
     records, config = given.experience.records, one.config
-    with ExitStack() as stack:
-        scorer = None
-        if config.prm is not None and records is not None:
-            scorer = stack.enter_context(StepScorer(config.prm))
-        stage = build_credit_stage(
-            config,
-            TrainingPolicy(
-                policy,
-                config=config,
-                directory=RunDirectory(plan.directory),
-                is_writer=records is not None,
-            ),
-            AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True),
-            max_positions=policy.architecture.max_positions,
-            scorer=scorer,
-        )
+    passes = TrainingPolicy(
+        policy,
+        config=config,
+        directory=RunDirectory(plan.directory),
+        is_writer=records is not None,
+    )
+    with open_credit_stage(
+        config,
+        passes,
+        max_positions=policy.architecture.max_positions,
+        has_records=records is not None,
+    ) as stage:
         credited = stage.assign(FIRST_STEP, given.experience)
     if records is not None:
         sequences = [sequence for part in credited.parts for sequence in part.sequences]

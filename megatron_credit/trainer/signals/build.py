@@ -1,8 +1,10 @@
 """The sources of a run: those of the signals that its method may need."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from megatron_credit.credit import METHODS
 from megatron_credit.rewards.prm.scorer import StepScorer
@@ -25,6 +27,24 @@ PEAKS = ("hybrid", "entropy")
 
 class Passes(Scorer, TeacherPasses, SaliencyPass, ProbePass, Protocol):
     """Every pass that a source may ask of the policy."""
+
+
+@contextmanager
+def open_credit_stage(
+    config: RunConfig, passes: Passes, *, max_positions: int, has_records: bool
+) -> Iterator[CreditStage]:
+    """What turns rollouts into credit, with the processes that score steps where they are asked.
+
+    `has_records`: of the rank that samples.
+    """
+    with ExitStack() as stack:
+        scorer = None
+        if config.prm is not None and has_records:
+            scorer = stack.enter_context(StepScorer(config.prm))
+        tokenizer = AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True)
+        yield build_credit_stage(
+            config, passes, tokenizer, max_positions=max_positions, scorer=scorer
+        )
 
 
 def build_credit_stage(
