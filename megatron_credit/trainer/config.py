@@ -12,6 +12,7 @@ from megatron_credit.rewards.prm.config import PrmConfig
 from megatron_credit.rollouts.config import AttemptsConfig, EngineConfig, SamplingConfig
 from megatron_credit.settings import Settings
 from megatron_credit.tasks import TaskConfig
+from megatron_credit.trainer.launch_section import LaunchSection
 from megatron_credit.trainer.loggers import LoggersSection
 from megatron_credit.trainer.signals.config import (
     EvidenceSection,
@@ -33,7 +34,11 @@ class RunSection(Settings):
     allow_new_data: bool = False
     """Go on from a checkpoint although the prompts or the answers changed since it was written."""
     processes: int | None = Field(None, ge=1)
-    """Trainer processes; a multiple of tensor x pipeline x context, which is the default."""
+    """Trainer processes; a multiple of tensor x pipeline x context, which is the default. A run
+    that is launched over nodes has those of its nodes."""
+    hang_timeout_s: float = Field(1800.0, gt=0)
+    """Seconds without any progress after which a rank ends the run and names those that are behind;
+    longer than the longest phase of a step."""
 
 
 class CreditSection(Settings):
@@ -81,7 +86,12 @@ class CheckpointSection(Settings):
     every: int = Field(10, ge=0)
     """Steps between checkpoints; one is always written after the last step. 0: only that one."""
     keep_last: int = Field(2, ge=1)
-    """Older ones are deleted."""
+    """Older ones are deleted, but for those of `keep_every`."""
+    keep_every: int = Field(0, ge=0)
+    """Checkpoints of steps that are a multiple of this are never deleted; 0: none of them."""
+    asynchronous: bool = True
+    """Write while the run goes on: a save copies the state to the CPU's memory, and the next save
+    waits for it."""
 
 
 class RunConfig(Settings):
@@ -106,6 +116,7 @@ class RunConfig(Settings):
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     loggers: LoggersSection = LoggersSection()
+    launch: LaunchSection = LaunchSection()
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 API_KEY_VARIABLE = "MEGATRON_CREDIT_ENGINE_KEY"
 """The engine's key travels in the environment: command lines and run directories are readable."""
@@ -29,3 +31,29 @@ def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:
 def global_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank, as torchrun numbers it."""
     return int(environment["RANK"])
+
+
+@dataclass(frozen=True)
+class LaunchVariables:
+    """What the supervisor of a launched run puts into the environment of a task."""
+
+    attempt: Path
+    """The attempt's directory."""
+    task: str
+    """The task's name."""
+    node: str
+    """The name of this node."""
+
+
+def launch_variables(environment: Mapping[str, str] = os.environ) -> LaunchVariables:
+    """The variables of a launched task. ValueError outside of one."""
+    try:
+        attempt, task = environment["CREDIT_ATTEMPT"], environment["CREDIT_TASK"]
+        # A step over several nodes has one environment; Slurm alone knows which node this is.
+        node = environment.get("CREDIT_NODE") or environment["SLURMD_NODENAME"]
+    except KeyError as error:
+        raise ValueError(
+            f"the variable {error.args[0]} is not set: this program is a task of "
+            "`megatron-credit launch` and is not started by hand"
+        ) from None
+    return LaunchVariables(Path(attempt), task, node)
