@@ -146,7 +146,7 @@ def start_trainer(
     return start_ranks(
         command,
         config.num_processes,
-        logs=directories[0].logs,
+        log=directories[0].logs / "torchrun.log",
         environment=environment,
         inherited=inherited,
     )
@@ -156,19 +156,23 @@ def start_ranks(
     command: Sequence[str],
     num_ranks: int,
     *,
-    logs: Path,
+    log: Path,
     environment: Mapping[str, str],
+    meeting: Sequence[str] = ("--standalone",),
     inherited: Sequence[int] = (),
 ) -> subprocess.Popen:
-    """torchrun with so many ranks of this module and its arguments, its own words in a log."""
-    with (logs / "torchrun.log").open("w") as log:
+    """torchrun with so many ranks here of this module and its arguments, its own words in a log.
+
+    `meeting`: torchrun's options for how the nodes meet.
+    """
+    with log.open("w") as stream:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *(sys.executable, "-m", "torch.distributed.run", *meeting),
                 *(f"--nproc-per-node={num_ranks}", "-m", *command),
             ],
             env=environment,
-            stdout=log,
+            stdout=stream,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             pass_fds=inherited,

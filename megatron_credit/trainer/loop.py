@@ -24,7 +24,11 @@ class Policy(Protocol):
         ...
 
     def save(self, step: int) -> None:
-        """Writes the checkpoint after `step`."""
+        """Begins to write the checkpoint after `step`; it may be complete later."""
+        ...
+
+    def finish_save(self) -> None:
+        """Returns when the checkpoint under way is complete."""
         ...
 
 
@@ -74,6 +78,18 @@ class Recorder(Protocol):
         ...
 
 
+class Stop(Protocol):
+    """Whether somebody wants the run to end early; collective on all ranks."""
+
+    def requested(self) -> bool:
+        """The same answer on every rank."""
+        ...
+
+    def stopped(self, step: int) -> None:
+        """The run ends early; its newest checkpoint is that of `step`."""
+        ...
+
+
 @dataclass
 class Stopwatch:
     """Seconds spent in each phase of one step."""
@@ -107,30 +123,56 @@ class Trainer:
     credit: Credit
     rollouts: Rollouts
     recorder: Recorder
+    stop: Stop
     last_step: int
 
-    def run(self) -> None:
-        """Trains; every step ends with its metrics on disk and, where due, a checkpoint."""
+    def run(self) -> bool:
+        """Trains; every step ends with its metrics on disk and, where due, a checkpoint.
+
+        False: it was asked to stop, and did behind a step whose checkpoint is complete.
+        """
         self.rollouts.load_weights(self.last_step)
         if self.last_step == 0:
             self._start()
+        saved = self.last_step
         for step in range(self.last_step + 1, self.config.trainer.steps + 1):
-            watch = Stopwatch(step, self.recorder)
-            with watch.phase("rollout"):
-                experience, metrics = self.rollouts.collect(step)
-            with watch.phase("signals"):
-                credited = self.credit.assign(step, experience)
-            with watch.phase("train"):
-                metrics |= credited.metrics | self._learn(step, credited)
-            with watch.phase("sync"):
-                metrics |= self.rollouts.load_weights(step)
-            if self._due(step, self.config.evaluation.every):
-                with watch.phase("eval"):
-                    metrics |= self.rollouts.evaluate()
-            self.recorder.record(step, metrics | watch.metrics(metrics.get("rollout/tokens", 0.0)))
+            if self.stop.requested():
+                self._halt(step - 1, saved)
+                return False
+            self._step(step)
             if step == self.config.trainer.steps or self._due(step, self.config.checkpoint.every):
-                self.recorder.phase(step, "checkpoint")
-                self.policy.save(step)
+                self._save(step)
+                saved = step
+        self.recorder.phase(self.config.trainer.steps, "checkpoint")
+        self.policy.finish_save()
+        return True
+
+    def _step(self, step: int) -> None:
+        """From prompts to new weights in the engines."""
+        watch = Stopwatch(step, self.recorder)
+        with watch.phase("rollout"):
+            experience, metrics = self.rollouts.collect(step)
+        with watch.phase("signals"):
+            credited = self.credit.assign(step, experience)
+        with watch.phase("train"):
+            metrics |= credited.metrics | self._learn(step, credited)
+        with watch.phase("sync"):
+            metrics |= self.rollouts.load_weights(step)
+        if self._due(step, self.config.evaluation.every):
+            with watch.phase("eval"):
+                metrics |= self.rollouts.evaluate()
+        self.recorder.record(step, metrics | watch.metrics(metrics.get("rollout/tokens", 0.0)))
+
+    def _save(self, step: int) -> None:
+        self.recorder.phase(step, "checkpoint")
+        self.policy.save(step)
+
+    def _halt(self, step: int, saved: int) -> None:
+        """Leaves a complete checkpoint of `step` behind; `saved` is the newest that there is."""
+        if step > saved:
+            self._save(step)
+        self.policy.finish_save()
+        self.stop.stopped(step)
 
     def _start(self) -> None:
         """Step 0: the accuracy before any training."""

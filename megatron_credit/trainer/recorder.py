@@ -3,9 +3,11 @@
 import time
 
 from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.launched_attempt import LaunchedAttempt
 from megatron_credit.trainer.loggers import open_loggers
 from megatron_credit.trainer.metrics import MetricsLog
 from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.watchdog import Watchdog
 
 
 class RunRecorder:
@@ -48,3 +50,38 @@ class SilentRecorder:
 
     def close(self) -> None:
         """Nothing."""
+
+
+class WatchedRecorder:
+    """A recorder on whose phases the watchdog feeds, and behind which nothing is written any more
+    by a run that was cut off from the cluster while another attempt took over."""
+
+    def __init__(
+        self,
+        recorder: RunRecorder | SilentRecorder,
+        watchdog: Watchdog,
+        attempt: LaunchedAttempt | None,
+    ) -> None:
+        """`attempt`: of a launched run, on the rank that writes; None elsewhere."""
+        self._recorder = recorder
+        self._watchdog = watchdog
+        self._attempt = attempt
+
+    def phase(self, step: int, name: str) -> None:
+        """As `RunRecorder.phase`. Raises Superseded where a later attempt owns the run."""
+        self._watchdog.enter(step, name)
+        self._require_current()
+        self._recorder.phase(step, name)
+
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        """As `RunRecorder.record`. Raises Superseded where a later attempt owns the run."""
+        self._require_current()
+        self._recorder.record(step, metrics)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._recorder.close()
+
+    def _require_current(self) -> None:
+        if self._attempt is not None:
+            self._attempt.require_current()

@@ -120,3 +120,6 @@ class TrainingPolicy:
         self._policy.save(self._directory.checkpoint(step), data=fingerprint)
         if self._is_writer:
             self._directory.prune_checkpoints(self._config.checkpoint.keep_last)
+
+    def finish_save(self) -> None:
+        """Returns when the checkpoint under way is complete."""

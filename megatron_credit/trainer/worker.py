@@ -1,75 +1,52 @@
 """One trainer rank: `torchrun -m megatron_credit.trainer.worker RUN_DIRECTORY --engine ADDRESS`.
 
 With `--load-rollouts PATH` it trains on recorded rollouts instead, and no engine is needed. Several
-run directories are trained one after the other, with the same engine and from fresh weights.
+run directories are trained one after the other, with the same engine and from fresh weights. In a
+launched run, `--attempt` names the files by which supervisor and ranks speak to each other.
 """
 
 import argparse
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from megatron_credit.mcore import cpu_mode
 
 cpu_mode.enable()  # before anything imports megatron
 
-from transformers import AutoTokenizer  # noqa: E402
-
-from megatron_credit.mcore.architecture import read_architecture  # noqa: E402
 from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
-from megatron_credit.mcore.parallel import start_parallel, stop_parallel  # noqa: E402
+from megatron_credit.mcore.parallel import (  # noqa: E402
+    Ranks,
+    is_lost_peer,
+    start_parallel,
+    stop_parallel,
+)
 from megatron_credit.mcore.policy import Policy  # noqa: E402
-from megatron_credit.rollouts.client import EngineClient  # noqa: E402
+from megatron_credit.mcore.progress_board import ProgressBoard  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
-from megatron_credit.rollouts.sync import WeightSync  # noqa: E402
-from megatron_credit.tasks.build import build_task  # noqa: E402
 from megatron_credit.trainer.config import RunConfig  # noqa: E402
 from megatron_credit.trainer.evidence_teacher import teacher_of  # noqa: E402
-from megatron_credit.trainer.loaded_rollouts import LoadedRollouts  # noqa: E402
-from megatron_credit.trainer.loaded_run import limits_of  # noqa: E402
+from megatron_credit.trainer.launched_attempt import Failure, LaunchedAttempt, can_be_tried_again  # noqa: E402
 from megatron_credit.trainer.loop import Rollouts, Trainer  # noqa: E402
-from megatron_credit.trainer.recorded_steps import recorded_steps  # noqa: E402
-from megatron_credit.trainer.recorder import RunRecorder, SilentRecorder  # noqa: E402
-from megatron_credit.trainer.rollout_phase import EngineRollouts  # noqa: E402
+from megatron_credit.trainer.recorder import (  # noqa: E402
+    RunRecorder,
+    SilentRecorder,
+    WatchedRecorder,
+)
+from megatron_credit.trainer.rollout_sources import (  # noqa: E402
+    Engine,
+    Rank,
+    engine_rollouts,
+    loaded_rollouts,
+)
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step  # noqa: E402
-from megatron_credit.trainer.sampler import Sampler  # noqa: E402
 from megatron_credit.trainer.signals.build import open_credit_stage  # noqa: E402
+from megatron_credit.trainer.stopping import NeverStop, StopOnRequest  # noqa: E402
 from megatron_credit.trainer.training_policy import TrainingPolicy  # noqa: E402
-from megatron_credit.trainer.worker_environment import engine_key, global_rank  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What this process has when the loop begins."""
-
-    config: RunConfig
-    directory: RunDirectory
-    policy: Policy
-    is_leader: bool
-    """Rank 0 alone samples or reads rollouts, and writes."""
-    last_step: int
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The engine as rank 0 reaches it."""
-
-    client: EngineClient
-    sync: WeightSync
-
-    @classmethod
-    def connect(cls, config: RunConfig, directory: RunDirectory, address: str) -> "Engine":
-        """The engine at this address, which is ready when this returns."""
-        client = EngineClient(
-            address,
-            request_timeout_s=config.engine.request_timeout_s,
-            log_path=directory.logs / "engine.log",
-            api_key=engine_key(),
-        )
-        client.wait_ready(config.engine.startup_timeout_s)
-        return cls(client, WeightSync([client], config.engine))
+from megatron_credit.trainer.watchdog import Watchdog, end_process  # noqa: E402
+from megatron_credit.trainer.worker_environment import global_rank, meeting_point  # noqa: E402
 
 
 def main() -> None:
@@ -78,25 +55,92 @@ def main() -> None:
     end_with_parent()
     directories = [RunDirectory(path) for path in arguments.directory]
     redirect_output(directories[0].logs / f"trainer-{global_rank()}.log")
+    attempt = None if arguments.attempt is None else LaunchedAttempt(arguments.attempt)
+    first = read_config(directories[0])
+    ranks = join(first)
+    watchdog = start_watchdog(first, ranks, attempt)
+    if attempt is not None:
+        report_uncaught(attempt, watchdog)
     engine = None
     for directory in directories:
-        config = RunConfig.model_validate_json(directory.config.read_text())
-        rank = start_rank(config, directory, arguments.checkpoint)
+        config = read_config(directory)
+        if directory is not directories[0]:
+            ranks = join(config)
+        rank = start_rank(config, directory, ranks, arguments.checkpoint)
         if engine is None and arguments.engine is not None and rank.is_leader:
             engine = Engine.connect(config, directory, arguments.engine)
         if arguments.load_rollouts is not None:
-            train(rank, loaded_rollouts(rank, arguments.load_rollouts))
+            rollouts = loaded_rollouts(rank, arguments.load_rollouts)
         else:
-            train(rank, engine_rollouts(rank, engine))
-        export_model(config, directory, rank.policy, is_writer=rank.is_leader)
-        stop_parallel(keep_world=directory is not directories[-1])
+            rollouts = engine_rollouts(rank, engine)
+        is_last = directory is directories[-1]
+        if train(rank, rollouts, attempt, watchdog):
+            watchdog.enter(config.trainer.steps, "export")
+            export_model(config, directory, rank.policy, is_writer=rank.is_leader)
+        if is_last:
+            watchdog.close()
+        stop_parallel(keep_world=not is_last)
 
 
-def start_rank(config: RunConfig, directory: RunDirectory, checkpoint: Path | None) -> Rank:
-    """This process's part of a run, its weights loaded."""
-    ranks = start_parallel(
+def read_config(directory: RunDirectory) -> RunConfig:
+    """The resolved configuration that the launcher left there."""
+    return RunConfig.model_validate_json(directory.config.read_text())
+
+
+def join(config: RunConfig) -> Ranks:
+    """This process's place in the run's layout."""
+    return start_parallel(
         config.parallel, seed=config.run.seed, timeout_s=config.engine.request_timeout_s + 600
     )
+
+
+def start_watchdog(config: RunConfig, ranks: Ranks, attempt: LaunchedAttempt | None) -> Watchdog:
+    """The watchdog of this rank; from now on the ranks know how far each of them is."""
+    address, port = meeting_point()
+    board = ProgressBoard(rank=ranks.rank, world_size=ranks.world_size, address=address, port=port)
+
+    def on_hang(reason: str, phase: str) -> None:
+        if attempt is not None:
+            attempt.report(Failure(reason, retry=True, rank=ranks.rank, phase=phase))
+        end_process(reason)
+
+    return Watchdog(
+        board,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        node=os.uname().nodename,
+        timeout_s=config.run.hang_timeout_s,
+        on_hang=on_hang,
+    )
+
+
+def report_uncaught(attempt: LaunchedAttempt, watchdog: Watchdog) -> None:
+    """From here on an error that ends this process is also the attempt's, unless it only says that
+    another process is gone."""
+    print_traceback = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        print_traceback(kind, error, traceback)
+        if not is_lost_peer(error):
+            reason = f"{kind.__name__}: {error}"
+            attempt.report(
+                Failure(
+                    reason,
+                    retry=can_be_tried_again(error),
+                    rank=global_rank(),
+                    phase=watchdog.phase,
+                )
+            )
+
+    sys.excepthook = hook
+
+
+def start_rank(
+    config: RunConfig, directory: RunDirectory, ranks: Ranks, checkpoint: Path | None
+) -> Rank:
+    """This process's part of a run, its weights loaded."""
     policy = Policy.build(
         policy=config.policy,
         optimizer=config.optimizer,
@@ -124,11 +168,15 @@ def export_model(
     write_checkpoint(directory.model, policy.weights(), config.policy.model)
 
 
-def train(rank: Rank, rollouts: Rollouts) -> None:
-    """Puts the parts together and runs the loop."""
+def train(
+    rank: Rank, rollouts: Rollouts, attempt: LaunchedAttempt | None, watchdog: Watchdog
+) -> bool:
+    """Puts the parts together and runs the loop; False where it was asked to stop."""
     config, directory, last_step = rank.config, rank.directory, rank.last_step
-    recorder = (
-        RunRecorder(config, directory, last_step=last_step) if rank.is_leader else SilentRecorder()
+    recorder = WatchedRecorder(
+        RunRecorder(config, directory, last_step=last_step) if rank.is_leader else SilentRecorder(),
+        watchdog,
+        attempt if rank.is_leader else None,
     )
     policy = TrainingPolicy(
         rank.policy, config=config, directory=directory, is_writer=rank.is_leader
@@ -139,49 +187,19 @@ def train(rank: Rank, rollouts: Rollouts) -> None:
         max_positions=rank.policy.architecture.max_positions,
         has_records=rank.is_leader,
     ) as credit:
-        Trainer(
+        is_complete = Trainer(
             config=config,
             policy=policy,
             credit=credit,
             rollouts=rollouts,
             recorder=recorder,
+            stop=NeverStop()
+            if attempt is None
+            else StopOnRequest(attempt, is_leader=rank.is_leader),
             last_step=last_step,
         ).run()
     recorder.close()
-
-
-def engine_rollouts(rank: Rank, engine: Engine | None) -> EngineRollouts:
-    """Rollouts of the engine that rank 0 is connected to."""
-    return EngineRollouts(
-        config=rank.config,
-        directory=rank.directory,
-        policy=rank.policy,
-        sampler=None if engine is None else build_sampler(rank.config, engine.client),
-        sync=None if engine is None else engine.sync,
-    )
-
-
-def loaded_rollouts(rank: Rank, record: Path) -> LoadedRollouts:
-    """The recorded rollouts of the steps that are still to be trained."""
-    policy = rank.config.policy
-    limits = limits_of(rank.config, read_architecture(policy.model, policy.converter))
-    steps = recorded_steps(record, limits, first=rank.last_step + 1, last=rank.config.trainer.steps)
-    return LoadedRollouts(
-        config=rank.config, directory=rank.directory, steps=steps if rank.is_leader else None
-    )
-
-
-def build_sampler(config: RunConfig, client: EngineClient) -> Sampler:
-    """The rollout side of rank 0."""
-    tokenizer = AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True)
-    return Sampler(
-        task=build_task(config.task, config.data, tokenizer=tokenizer, seed=config.run.seed),
-        tokenizer=tokenizer,
-        engine=client,
-        sampling=config.sampling,
-        attempts=config.attempts,
-        seed=config.run.seed,
-    )
+    return is_complete
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -190,8 +208,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("directory", type=Path, nargs="+", help="run directories with config.json")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--engine", help="http address of the engine")
+    source.add_argument("--engines", type=Path, help="directory in which engines register")
     source.add_argument("--load-rollouts", type=Path, help="directory or file of rollouts")
     parser.add_argument("--checkpoint", type=Path, help="checkpoint directory to go on from")
+    parser.add_argument("--attempt", type=Path, help="directory of the attempt of a launched run")
     return parser.parse_args()
 
 

@@ -23,6 +23,13 @@ def worker_environment() -> dict[str, str]:
     return {**DEFAULTS, **os.environ}
 
 
+def on_interface(interface: str | None) -> dict[str, str]:
+    """Variables that keep collectives to a network interface; none: that of the node's own name."""
+    if interface is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
 def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:
     """The key of the engine's control endpoints, if it has one."""
     return environment.get(API_KEY_VARIABLE)
@@ -31,6 +38,11 @@ def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:
 def global_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank, as torchrun numbers it."""
     return int(environment["RANK"])
+
+
+def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Address and port of the store at which torchrun's ranks meet."""
+    return environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
 
 
 @dataclass(frozen=True)

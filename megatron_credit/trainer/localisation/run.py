@@ -205,7 +205,7 @@ def work(plan: CreditPlan, config: RunConfig, console: Console) -> None:
     worker = start_ranks(
         ["megatron_credit.trainer.localisation.worker", str(path)],
         config.num_processes,
-        logs=plan.logs,
+        log=plan.logs / "torchrun.log",
         environment=worker_environment(),
     )
     try:

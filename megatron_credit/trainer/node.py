@@ -1,0 +1,124 @@
+"""The trainer on one node of a launched run: `python -m megatron_credit.trainer.node`.
+
+The first node checks the run, chooses where it starts and keeps its directory; every node then runs
+torchrun with its ranks. The supervisor has put the place of the node into the environment.
+"""
+
+import re
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from megatron_credit.report.curve import draw_curve
+from megatron_credit.rollouts.server import end_with_parent
+from megatron_credit.trainer.config import RunConfig
+from megatron_credit.trainer.launched_attempt import Failure, LaunchedAttempt, can_be_tried_again
+from megatron_credit.trainer.launched_start import Start, begin, read_start
+from megatron_credit.trainer.local import describe_exit, start_ranks
+from megatron_credit.trainer.metrics import read_metrics
+from megatron_credit.trainer.place import Place, read_place
+from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.worker_environment import (
+    launch_variables,
+    on_interface,
+    worker_environment,
+)
+
+POLL_S = 0.2
+CONSEQUENCE_S = 3.0
+"""How long a node whose ranks only lost their peers lets the guilty node speak first."""
+ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+def main() -> None:
+    """Entry point; exits with 0 when the run is complete or was saved because it was asked to."""
+    end_with_parent()
+    place = read_place(launch_variables())
+    attempt = LaunchedAttempt(place.attempt)
+    report_uncaught(attempt)
+    config = RunConfig.model_validate_json((place.run / "launch" / "config.json").read_text())
+    directory = RunDirectory(config.run.directory)
+    start = begin(config, directory, attempt) if place.leads else read_start(attempt)
+    with start:
+        code = 0 if start.is_finished else train(config, directory, place, start)
+    if code:
+        report_ranks(attempt, place, directory, code)
+    elif place.leads and not attempt.stopped.exists():
+        draw_curve(read_metrics(directory.metrics), directory.curve, title=directory.root.name)
+        attempt.write_done()
+    sys.exit(1 if code else 0)
+
+
+def train(config: RunConfig, directory: RunDirectory, place: Place, start: Start) -> int:
+    """Runs this node's ranks; torchrun's exit code."""
+    torchrun = start_ranks(
+        [
+            "megatron_credit.trainer.worker",
+            str(directory.root),
+            *engines_of(config, place),
+            *(("--checkpoint", str(start.checkpoint)) if start.checkpoint is not None else ()),
+            f"--attempt={place.attempt}",
+        ],
+        config.launch.trainer_ranks_per_node,
+        log=torchrun_log(directory, place),
+        environment=worker_environment() | on_interface(config.launch.interface),
+        meeting=[
+            f"--nnodes={len(place.nodes)}",
+            f"--node-rank={place.node_rank}",
+            # The other rendezvous give the ranks another address and a random port.
+            "--rdzv-backend=static",
+            f"--master-addr={place.master_address}",
+            f"--master-port={place.port}",
+        ],
+        inherited=[] if start.lock is None else [start.lock],
+    )
+    return torchrun.wait()
+
+
+def engines_of(config: RunConfig, place: Place) -> tuple[str, str]:
+    """The worker's option for where the engines are."""
+    if config.engine.address is not None:
+        return "--engine", config.engine.address
+    return "--engines", str(place.engines)
+
+
+def torchrun_log(directory: RunDirectory, place: Place) -> Path:
+    """What torchrun says on this node."""
+    return directory.logs / f"torchrun-{place.node_rank}.log"
+
+
+def report_ranks(
+    attempt: LaunchedAttempt, place: Place, directory: RunDirectory, code: int
+) -> None:
+    """Says what became of this node's ranks, where nobody said why the attempt ends."""
+    log = torchrun_log(directory, place)
+    cause = ROOT_CAUSE.search(log.read_text(errors="replace"))
+    node = place.nodes[place.node_rank]
+    if cause is not None and int(cause[2]) < 0:
+        what = describe_exit(int(cause[2]))
+        reason = f"rank {cause[1]} on node {node} {what}; {log} and the kernel log may say why"
+        attempt.report(Failure(reason, retry=True, rank=int(cause[1])))
+        return
+    deadline = time.monotonic() + CONSEQUENCE_S
+    while not attempt.failure.exists() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    reason = f"the trainer on node {node} {describe_exit(code)}: {log} says more"
+    attempt.report(Failure(reason, retry=True))
+
+
+def report_uncaught(attempt: LaunchedAttempt) -> None:
+    """From here on an error that ends this process is also the attempt's."""
+    print_traceback = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        print_traceback(kind, error, traceback)
+        attempt.report(Failure(str(error) or kind.__name__, retry=can_be_tried_again(error)))
+
+    sys.excepthook = hook
+
+
+if __name__ == "__main__":
+    main()
