@@ -8,6 +8,7 @@ import typer
 
 from megatron_credit.bench_commands import bench
 from megatron_credit.console import BAD_INPUT, FAILED, escaped, plain_console, reported_errors
+from megatron_credit.launch_commands import launch, logs, status, stop
 
 
 class RecordFormat(StrEnum):
@@ -20,6 +21,7 @@ class RecordFormat(StrEnum):
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 convert = typer.Typer(no_args_is_help=True)
 app.add_typer(convert, name="convert", help="Between Hugging Face models and checkpoints.")
+app.add_typer(launch, name="launch", help="Runs over many nodes, under Slurm or here.")
 app.add_typer(bench, name="bench", help="Measures speed and memory on this machine.")
 
 Config = Annotated[Path, typer.Argument(help="TOML file of the run, as in configs/.")]
@@ -80,6 +82,11 @@ def train(
     console.print(f"  curve   {directory.curve}")
     console.print(f"  metrics {directory.metrics}")
     console.print(f"  model   {directory.model}")
+
+
+app.command()(status)
+app.command()(stop)
+app.command()(logs)
 
 
 @app.command()
@@ -152,9 +159,7 @@ def evaluate(
         if model is not None and checkpoint is not None:
             raise ValueError("--model and --checkpoint both name weights; give one of them")
         plan = make_plan(parsed, samples=samples, ks=k, temperature=temperature)
-        path = evaluate(
-            parsed, console, plan=plan, weights=model or checkpoint, output=output
-        )
+        path = evaluate(parsed, console, plan=plan, weights=model or checkpoint, output=output)
     console.print(f"  estimates {path}", markup=False)
     console.print(f"  answers   {path.with_suffix('.jsonl')}", markup=False)
 
