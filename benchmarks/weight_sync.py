@@ -1,22 +1,31 @@
-"""Weight sync to a real vLLM server against a raw Gloo broadcast of the same bytes, on CPUs.
+"""Weight sync to real vLLM servers against a raw Gloo broadcast of the same bytes, on CPUs.
 
-    OMP_NUM_THREADS=1 python benchmarks/weight_sync.py [--repeats 9] [--out FILE]
+    OMP_NUM_THREADS=1 python benchmarks/weight_sync.py [--repeats 9] [--layers 8] [--out FILE]
 
 A 10 M-parameter model in float32. `transport` packs, broadcasts and unpacks between two processes,
 as the sync does. `transfer` is that to a vLLM server, until it has loaded the last tensor; `sync`
 adds the control calls around it (vLLM sleeps 20 ms in its pause), the repacking of the layers and
 the reset of the prefix cache.
+
+`two_engines` is a sync to two servers, measured in turn with that to one of them. Loading computes,
+so where cores are few it is bounded by the CPU time of both engines and of the trainer: `bound` is
+that time over the cores, or the time to one engine where that is more.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import torch
 import torch.multiprocessing as mp
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -123,14 +132,14 @@ def raw_broadcast(num_bytes: int, repeats: int) -> list[float]:
     return seconds
 
 
-def ten_million() -> Qwen3ForCausalLM:
-    """A model of 10 M parameters."""
+def some_model(num_layers: int) -> Qwen3ForCausalLM:
+    """A model of 2.1 M parameters and 1 M for each layer."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=8192,
             hidden_size=256,
             intermediate_size=1024,
-            num_hidden_layers=8,
+            num_hidden_layers=num_layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=64,
@@ -142,52 +151,121 @@ def ten_million() -> Qwen3ForCausalLM:
     ).float()
 
 
+class Started(NamedTuple):
+    """A server that serves."""
+
+    server: EngineServer
+    client: EngineClient
+
+
+class Syncs(NamedTuple):
+    """Seconds of each sync to some engines: of its transfer, of all of it, and of CPU time."""
+
+    transfers: list[float]
+    walls: list[float]
+    engine_cpus: list[float]
+    trainer_cpus: list[float]
+
+
+@contextmanager
+def started(path: Path, config: EngineConfig, number: int) -> Iterator[list[Started]]:
+    """So many servers of the model in path/model."""
+    servers = [
+        EngineServer.start(path / "model", config, log_path=path / f"engine-{k}.log", seed=0)
+        for k in range(number)
+    ]
+    try:
+        for server in servers:
+            server.wait_ready(300)
+        yield [
+            Started(
+                server, EngineClient(server.address, request_timeout_s=60, api_key=server.api_key)
+            )
+            for server in servers
+        ]
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """CPU time of these processes so far."""
+    times = [process.cpu_times() for process in processes]
+    return sum(one.user + one.system for one in times)
+
+
 def engine_syncs(
     model: Qwen3ForCausalLM, path: Path, config: EngineConfig, repeats: int
-) -> tuple[list, list]:
-    """Seconds of each transfer and of each whole sync."""
+) -> dict[int, Syncs]:
+    """Syncs to one and to two engines, in turn."""
     model.save_pretrained(path / "model")
-    log = path / "engine.log"
-    server = EngineServer.start(path / "model", config, log_path=log, seed=0)
-    try:
-        server.wait_ready(300)
-        client = EngineClient(
-            server.address, request_timeout_s=60, log_path=log, api_key=server.api_key
-        )
-        sync = WeightSync([client], config)
-        sender = sync._sender = TimedSender([client], config)
-        weights = [(n, p) for n, p in model.named_parameters() if n != "lm_head.weight"]
-        pieces = [Piece(name, p.dtype, tuple(p.shape)) for name, p in weights]
-        transfers, syncs = [], []
+    weights = [(n, p) for n, p in model.named_parameters() if n != "lm_head.weight"]
+    pieces = [Piece(name, p.dtype, tuple(p.shape)) for name, p in weights]
+    found = {number: Syncs([], [], [], []) for number in (1, 2)}
+    with started(path, config, 2) as engines:
+        below = [
+            process
+            for engine in engines
+            for process in psutil.Process(engine.server.pid).children(recursive=True)
+        ]
+        sync = WeightSync(config)
+        sender = sync._sender = TimedSender(config)
         for version in range(repeats + 1):
-            start = time.perf_counter()
-            sync.send(pieces, iter(weights), version=version)
-            syncs.append(time.perf_counter() - start)
-            transfers.append(sender.transfer_s)
-        return transfers[1:], syncs[1:]  # the first one connects
-    finally:
-        server.stop()
+            for number, into in found.items():
+                clients = [engine.client for engine in engines[:number]]
+                cpu, own = cpu_seconds(below), time.process_time()
+                start = time.perf_counter()
+                failed = sync.send(clients, pieces, iter(weights), version=version)
+                wall = time.perf_counter() - start
+                assert not failed
+                if version == 0:  # connects
+                    continue
+                into.walls.append(wall)
+                into.transfers.append(sender.transfer_s)
+                into.engine_cpus.append(cpu_seconds(below) - cpu)
+                into.trainer_cpus.append(time.process_time() - own)
+    return found
+
+
+def two_engine_figures(syncs: dict[int, Syncs], cores: int) -> dict[str, float]:
+    """How much more a sync to two engines takes, and how much it must take here."""
+    one, two = statistics.median(syncs[1].walls), statistics.median(syncs[2].walls)
+    # CPU times are counted in ticks of 10 ms: only their mean is precise.
+    work = statistics.mean(syncs[2].engine_cpus) + statistics.mean(syncs[2].trainer_cpus)
+    return {
+        "cores": cores,
+        "two_engines_s": two,
+        "two_engines_ratio": two / one,
+        "two_engines_transfer_ratio": statistics.median(syncs[2].transfers)
+        / statistics.median(syncs[1].transfers),
+        "engine_cpu_s": statistics.mean(syncs[1].engine_cpus),
+        "trainer_cpu_s": statistics.mean(syncs[1].trainer_cpus),
+        "two_engines_cpu_s": work,
+        "two_engines_bound_ratio": max(one, work / cores) / one,
+    }
 
 
 def main() -> None:
     """Measures both in one run and prints the ratio of medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--bucket-mib", type=int, default=DEFAULT_BUCKET_MIB)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/weight_sync_cpu.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = CONFIG.model_copy(update={"bucket_mib": arguments.bucket_mib})
-    model = ten_million()
+    model = some_model(arguments.layers)
     num_bytes = sum(p.nbytes for p in model.parameters())
     with tempfile.TemporaryDirectory() as path:
         before = raw_broadcast(num_bytes, arguments.repeats)
         weights = [(n, p) for n, p in model.named_parameters() if n != "lm_head.weight"]
         pieces = [Piece(name, p.dtype, tuple(p.shape)) for name, p in weights]
         passages = transport(weights, pieces, config.bucket_mib << 20, arguments.repeats)
-        transfers, syncs = engine_syncs(model, Path(path), config, arguments.repeats)
+        found = engine_syncs(model, Path(path), config, arguments.repeats)
         after = raw_broadcast(num_bytes, arguments.repeats)
     raw = statistics.median(before + after)
+    transfers, syncs = found[1].transfers, found[1].walls
     result = {
         "date": date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
@@ -202,8 +280,10 @@ def main() -> None:
         "transport_share_of_raw_speed": raw / statistics.median(passages),
         "transfer_share_of_raw_speed": raw / statistics.median(transfers),
         "sync_share_of_raw_speed": raw / statistics.median(syncs),
+        **two_engine_figures(found, len(os.sched_getaffinity(0))),
         "transfer_s_all": transfers,
         "sync_s_all": syncs,
+        "two_engines_s_all": found[2].walls,
         "raw_s_all": before + after,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

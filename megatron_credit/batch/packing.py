@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_credit.batch.plan import Bin, plan_microbatches
+from megatron_credit.batch.prefix_packing import SharedRows
 from megatron_credit.batch.sequence import TrainSequence, all_or_none
 
 IGNORED = -100
@@ -69,11 +70,21 @@ class PackedBatch:
     micro-batch, its padding included."""
     max_length: int
     """Longest of these."""
+    shared: SharedRows | None = None
+    """Where what sequences begin with alike is there once: what is read, and nothing is trained.
+    No position has a target then."""
 
     @property
     def row_R(self) -> Tensor:
         """The positions that have a target."""
+        if self.shared is not None:
+            return self.shared.row_R
         return (self.target_P != IGNORED).nonzero().squeeze(-1)
+
+    @property
+    def target_R(self) -> Tensor:
+        """The targets of these."""
+        return self.target_P[self.row_R] if self.shared is None else self.shared.target_R
 
     def on(self, device: torch.device) -> "PackedBatch":
         """The same micro-batch with its tensors on `device`."""
@@ -82,7 +93,8 @@ class PackedBatch:
             for field in fields(self)
             if isinstance(value := vars(self)[field.name], Tensor)
         }
-        return replace(self, **moved)
+        shared = None if self.shared is None else self.shared.on(device)
+        return replace(self, **moved, shared=shared)
 
 
 class Packer:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from megatron_credit.batch.rollout import Rollout, Span, VersionSpan
+from megatron_credit.errors import writing
 
 SUFFIXES = (".jsonl", ".parquet")
 
@@ -16,14 +17,14 @@ def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """Writes a `.jsonl` or a `.parquet` file, which appears whole or not at all."""
     partial = path.with_suffix(".tmp")
     records = (without_nan(vars(rollout)) for rollout in rollouts)
-    if check_suffix(path) == ".parquet":
-        # Imports pyarrow: not for who writes JSON lines.
-        from megatron_credit.batch.rollout_parquet import write_rows
-
-        write_rows(partial, records)
-    else:
-        write_lines(partial, records)
-    partial.replace(path)
+    is_parquet = check_suffix(path) == ".parquet"
+    try:
+        with writing(partial):
+            (write_parquet if is_parquet else write_lines)(partial, records)
+        partial.replace(path)
+    finally:
+        # On a full disk what there is of it would be in the way of the next attempt.
+        partial.unlink(missing_ok=True)
 
 
 def read_rollouts(path: Path) -> Iterator[Rollout]:
@@ -47,6 +48,14 @@ def check_suffix(path: Path) -> str:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: a rollout record is named *{' or *'.join(SUFFIXES)}")
     return path.suffix
+
+
+def write_parquet(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """One record a row."""
+    # Imports pyarrow: not for who writes JSON lines.
+    from megatron_credit.batch.rollout_parquet import write_rows
+
+    write_rows(path, records)
 
 
 def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -24,21 +24,7 @@ from megatron_credit.batch.packing import (
     context_shard,
 )
 from megatron_credit.batch.probes import ProbedRollout, grow, untrained
-
-
-@dataclass(frozen=True, eq=False)
-class Sight:
-    """What the tokens of a pack on this context rank see, sequence by sequence."""
-
-    lengths: tuple[int, ...]
-    """Tokens of each sequence here."""
-    position_P: Tensor
-    """By which the rotary embedding turns."""
-    num_causal: tuple[int, ...]
-    """So many of them, the first, see plainly those before them, and themselves."""
-    masks: tuple[Tensor | None, ...]
-    """Of the rest, [queries, keys]: which keys each sees, of all context ranks' one after the
-    other. None: there is no rest."""
+from megatron_credit.batch.sight import Sight
 
 
 @dataclass(frozen=True, kw_only=True)

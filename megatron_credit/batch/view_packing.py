@@ -51,6 +51,8 @@ class RowGroup:
 class Exchange:
     """How the teachers' rows come to their plain rows, as one context rank sees it."""
 
+    rollouts: tuple[int, ...]
+    """Those of the micro-batch."""
     sent_S: Tensor
     """Positions here of rows that are needed, ordered by the context rank that needs them."""
     sent_sizes: tuple[int, ...]
@@ -107,7 +109,7 @@ class ViewPacker(Packer):
         sequences: list[TrainSequence] = []
         flat_weights: list[TokenWeight] = []
         for one, weight in zip(views, weights, strict=True):
-            added = [one.plain, *(_bare(view, one.plain) for _, view in _present(one))]
+            added = [one.plain, *(_bare(view, one.plain) for _, view in present_views(one))]
             self.places.append(list(range(len(sequences), len(sequences) + len(added))))
             sequences += added
             flat_weights += [weight] + [0.0] * (len(added) - 1)
@@ -123,7 +125,7 @@ class ViewPacker(Packer):
         whole = self.pack([place for index in indices for place in self.places[index]])
         starts = iter(whole.boundaries_B1.tolist())
         position_CP = self._teacher_positions(indices, whole, starts, starts)
-        exchange = _exchange(position_CP, whole, whole, rank=rank, size=size)
+        exchange = _exchange(indices, position_CP, (whole, whole), rank=rank, size=size)
         return _shard(whole, exchange, rank=rank, size=size)
 
     def shares_apart(
@@ -134,11 +136,24 @@ class ViewPacker(Packer):
         teachers = self.pack([place for index in indices for place in self.places[index][1:]])
         starts = (iter(batch.boundaries_B1.tolist()) for batch in (plain, teachers))
         position_CP = self._teacher_positions(indices, plain, *starts)
-        exchange = _exchange(position_CP, plain, teachers, rank=rank, size=size)
+        exchange = _exchange(indices, position_CP, (plain, teachers), rank=rank, size=size)
         return (
             _shard(plain, exchange, rank=rank, size=size),
             _shard(teachers, exchange, rank=rank, size=size),
         )
+
+    def scored(self, indices: Sequence[int], *, rank: int, size: int) -> PackedViews:
+        """What `share` gives, of which nothing is trained."""
+        return self.share(indices, rank=rank, size=size)
+
+    def trained_apart(self, exchange: Exchange, *, rank: int, size: int) -> PackedViews:
+        """The first of what `shares_apart` gives, from its exchange."""
+        plain = self.pack([self.places[index][0] for index in exchange.rollouts])
+        return _shard(plain, exchange, rank=rank, size=size)
+
+    def scored_apart(self, exchange: Exchange, *, rank: int, size: int) -> PackedViews:
+        """The same, of which nothing is trained."""
+        return self.trained_apart(exchange, rank=rank, size=size)
 
     def _teacher_positions(
         self,
@@ -153,13 +168,13 @@ class ViewPacker(Packer):
             one = self.views[index]
             response_T = torch.arange(one.plain.num_response)
             plain_T = next(plain_starts) + one.plain.num_prompt - 1 + response_T
-            for teacher, view in _present(one):
+            for teacher, view in present_views(one):
                 first = next(teacher_starts) + view.num_prompt - 1
                 position_CP[teacher, plain_T] = first + response_T
         return position_CP
 
 
-def _present(views: Views) -> Iterator[tuple[int, View]]:
+def present_views(views: Views) -> Iterator[tuple[int, View]]:
     """The teachers' numbers and views, where there is a response to be read."""
     for number, view in enumerate(views.teachers):
         if view is not None and views.plain.num_response:
@@ -190,9 +205,15 @@ def _shard(whole: PackedBatch, exchange: Exchange, *, rank: int, size: int) -> P
 
 
 def _exchange(
-    position_CP: Tensor, plain: PackedBatch, teachers: PackedBatch, *, rank: int, size: int
+    indices: Sequence[int],
+    position_CP: Tensor,
+    batches: tuple[PackedBatch, PackedBatch],
+    *,
+    rank: int,
+    size: int,
 ) -> Exchange:
     """What rank `rank` sends and gets; `position_CP` leads from plain rows to the teachers'."""
+    plain, teachers = batches
     wanted = [
         position_CP[:, held_P[plain.target_P[held_P] != IGNORED]] for held_P in _held(plain, size)
     ]
@@ -209,10 +230,11 @@ def _exchange(
     received_CR = torch.full_like(wanted[rank], -1)
     received_CR[wanted[rank] >= 0] = arrival_S
     return Exchange(
+        rollouts=tuple(indices),
         sent_S=torch.cat(sent),
         sent_sizes=tuple(len(local_S) for local_S in sent),
         received_sizes=tuple(source_S.bincount(minlength=size).tolist()),
-        groups=tuple(_groups(received_CR)),
+        groups=tuple(row_groups(received_CR)),
     )
 
 
@@ -221,7 +243,7 @@ def _held(whole: PackedBatch, size: int) -> list[Tensor]:
     return [context_positions(whole.boundaries_B1, rank=rank, size=size) for rank in range(size)]
 
 
-def _groups(received_CR: Tensor) -> Iterator[RowGroup]:
+def row_groups(received_CR: Tensor) -> Iterator[RowGroup]:
     """One group for each set of contexts that occurs."""
     present_CR = received_CR >= 0
     bit_C1 = 2 ** torch.arange(len(present_CR))[:, None]

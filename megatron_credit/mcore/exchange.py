@@ -53,6 +53,14 @@ def collective_device() -> torch.device:
     return torch.device("cpu")
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another process was gone: the cause is elsewhere."""
+    # Gloo's errors have no type of their own; those of ours that quote a log are of others.
+    return isinstance(error, dist.DistError) or (
+        type(error) is RuntimeError and "gloo" in str(error)
+    )
+
+
 def encode_sequences(sequences: Sequence[TrainSequence]) -> dict[str, Tensor]:
     """The sequences as a few flat tensors; inverse of `decode_sequences`.
 

@@ -23,6 +23,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 
 from megatron_credit.batch.packing import PackedBatch
+from megatron_credit.batch.sight import Sight
 from megatron_credit.batch.tree_packing import PackedTrees
 from megatron_credit.mcore.routing import RoutedPack
 from megatron_credit.objective.loss import TokenInputs
@@ -81,7 +82,7 @@ class OutputHead:
         logprob_R, entropy_R = linear_logprob(
             hidden_RH,
             weight_VH,
-            batch.target_P[batch.row_R],
+            batch.target_R,
             temperature=self.temperature,
             shard=self.shard(len(weight_VH)),
             return_entropy=True,
@@ -153,8 +154,15 @@ def packed_parameters(batch: PackedBatch) -> RoutedPack:
         max_seqlen_q=batch.max_length,
         max_seqlen_kv=batch.max_length,
         routed_experts_PDK=batch.routed_experts_PDK,
-        sight=batch.sight() if isinstance(batch, PackedTrees) else None,
+        sight=_sight(batch),
     )
+
+
+def _sight(batch: PackedBatch) -> Sight | None:
+    """None: in each sequence, what came before."""
+    if isinstance(batch, PackedTrees):
+        return batch.sight()
+    return None if batch.shared is None else batch.shared.sight()
 
 
 def token_inputs(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> TokenInputs:

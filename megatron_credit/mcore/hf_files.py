@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -54,7 +54,7 @@ def open_checkpoint(model_dir: Path) -> Callable[[str], Tensor]:
     def handle(name: str) -> Any:
         path = model_dir / file_of[name]
         if path.name not in handles:
-            handles[path.name] = safe_open(path, framework="pt")
+            handles[path.name] = _opened(path)
         return handles[path.name]
 
     def read(name: str) -> Tensor:
@@ -154,8 +154,15 @@ def _locate_tensors(model_dir: Path) -> dict[str, str]:
         raise ValueError(
             f"{model_dir} has neither {_SINGLE} nor {_INDEX}; only safetensors is read"
         )
-    with safe_open(single, framework="pt") as handle:
-        return dict.fromkeys(handle.keys(), _SINGLE)
+    return dict.fromkeys(_opened(single).keys(), _SINGLE)
+
+
+def _opened(path: Path) -> Any:
+    """The tensors of a safetensors file; ValueError where it is none, or cut."""
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole safetensors file: {error}") from None
 
 
 def _write_tensors(

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from megatron_credit.batch.packing import context_positions
-from megatron_credit.batch.tree_packing import Sight
+from megatron_credit.batch.sight import Sight
 from megatron_credit.mcore.routing import RoutedPack
 
 
@@ -49,7 +49,7 @@ class RotaryAttention(torch.nn.Module):
     copies the pack for each: over 200 sequences of 45 tokens that costs twice the attention.
     Context ranks hold megatron's zig-zag chunks of each sequence; keys and values are gathered over
     them, so each context rank holds all keys of its micro-batch for the duration of a layer.
-    A `RoutedPack` may say that its sequences are trees.
+    A `RoutedPack` may say that its sequences are trees, or that they go on from others.
     """
 
     def __init__(
@@ -119,13 +119,16 @@ class RotaryAttention(torch.nn.Module):
         both_TCGE = _keys_and_values(key_TGD, value_TGD, self.cp_group)
         outputs = []
         # One call per sequence: padding them into batches was measured to gain nothing on a CPU.
-        for query, both, num_causal, mask in zip(
+        for query, both, num_causal, mask, before in zip(
             query_TND.split(sight.lengths),
             both_TCGE.split(sight.lengths),
             sight.num_causal,
             sight.masks,
+            sight.before or (None,) * len(sight.lengths),
             strict=True,
         ):
+            if before is not None:
+                both = torch.cat([both_TCGE[before], both])
             key, value = both.transpose(0, 1).flatten(0, 1).chunk(2, dim=-1)
             if num_causal:
                 first = (tensor[:num_causal] for tensor in (query, key, value))

@@ -123,14 +123,6 @@ def stop_parallel(*, keep_world: bool = False) -> None:
                 dist.destroy_process_group(group)
 
 
-def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another process was gone: the cause is elsewhere."""
-    # Gloo's errors have no type of their own.
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo" in str(error)
-    )
-
-
 def _join_world(timeout: timedelta) -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))

@@ -31,6 +31,7 @@ from megatron_credit.mcore.manifest import identity
 from megatron_credit.mcore.model import DTYPES
 from megatron_credit.mcore.optimizer import PolicyOptimizer, StepResult, distribute
 from megatron_credit.mcore.parallel import Ranks
+from megatron_credit.mcore.saving import Saver
 from megatron_credit.mcore.scoring import TokenScores, score_sequences
 from megatron_credit.mcore.teacher_pass import ViewReading, check_teacher, read_teachers
 from megatron_credit.mcore.teachers import AverageTeacher, TeacherModel, make_teacher
@@ -71,6 +72,7 @@ class Policy:
         self.wrapped = distribute(self.chunks, distributed_optimizer=splits_state)
         self.optimizer = PolicyOptimizer(self.wrapped, optimizer)
         self.device = next(self.chunks[0].parameters()).device
+        self.saver = Saver()
         self.teacher_model: TeacherModel | None = None
         """Another model that only reads; see `add_teacher`."""
         self.batching = Batching(
@@ -130,13 +132,16 @@ class Policy:
         return self.converter.metadata()
 
     @torch.no_grad()
-    def score(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Scored]:
+    def score(
+        self, sequences: Sequence[TrainSequence], *, temperature: float, exact: bool = True
+    ) -> list[Scored]:
         """Log-prob and entropy of every response token, in input order, on every rank.
 
-        The same list must be given on every rank. Bit for bit what `update` sees for this list,
-        unless it teaches: the same packing, the same forward pass.
+        Every rank gives the same list. `exact`: bit for bit what `update` sees, unless it teaches.
         """
-        return score_sequences(self.wrapped, self.batching, sequences, temperature=temperature)
+        return score_sequences(
+            self.wrapped, self.batching, sequences, temperature=temperature, exact=exact
+        )
 
     @property
     def teacher(self) -> Sequence[GPTModel] | None:
@@ -172,8 +177,7 @@ class Policy:
         check_teacher(chunks, self.chunks)
         pairs = self.batching.batches_apart(self.batching.view_packer(views, [0.0] * len(views)))
         plain = read_teachers(chunks, pairs, self.batching.head(1.0), self.ranks.cp_group)
-        rows = [batch.teacher_rows for batch in plain]
-        return ViewReading(list(views), rows, self.optimizer.num_steps)
+        return ViewReading.of(views, plain, self.optimizer.num_steps)
 
     @torch.no_grad()
     def score_views(
@@ -204,7 +208,7 @@ class Policy:
         check_views(views, self.architecture)
         packer = self.batching.view_packer(views, [0.0] * len(views))
         if reading is None and teacher is None:
-            batches = self.batching.batches(packer)
+            batches = self.batching.scored_batches(packer)
         else:
             reading = reading or self.read_views(views, teacher=teacher)
             batches = reading.attached(packer, self.batching, self.optimizer.num_steps)
@@ -242,7 +246,7 @@ class Policy:
             head = head_of(teaching, self.batching.head(temperature), self.ranks, self.device)
             packer = self.batching.view_packer(teaching.views, norm.weights)
             reading = reading or self.read_views(teaching.views, teacher=teacher)
-            batches = reading.attached(packer, self.batching, self.optimizer.num_steps)
+            batches = reading.attached(packer, self.batching, self.optimizer.num_steps, trains=True)
         training = TrainingPass(packer, batches, head, objective, norm.count, teaching)
         scores = TokenScores(packer, self.device)
         learning_rate = self.optimizer.learning_rate()
@@ -263,23 +267,22 @@ class Policy:
         return Update(metrics=metrics, scored=scored)
 
     def save(self, directory: Path, *, data: str = "") -> None:
-        """Writes everything that training goes on from; see `checkpoint.save`.
-
-        `data` is the fingerprint of the questions, which a run that goes on must find again.
-        """
-        layout = self.parallel.model_dump()
-        owner = self._identity() | {"data": data}
-        checkpoint.save(directory, self._training_state(), owner, layout)
+        """Writes everything that training goes on from; see `Saver.save`, and `owner`."""
+        self.saver.save(directory, self.training_state(), self.owner(data))
 
     def load(self, directory: Path) -> None:
-        """Goes on from what `save` wrote, under this or another layout; see `checkpoint.load`.
+        """Goes on from what `save` wrote, under any layout; see `checkpoint.load`. The average of
+        an ema teacher comes with it; a frozen one stays as `add_teacher` made it."""
+        checkpoint.load(directory, self.training_state(), self._identity())
 
-        The average of an ema teacher comes with it; a frozen one stays as `add_teacher` made it.
-        """
-        checkpoint.load(directory, self._training_state(), self._identity())
-
-    def _training_state(self) -> TrainingState:
+    def training_state(self) -> TrainingState:
+        """What `saver` writes."""
         return TrainingState(self.chunks, self.optimizer, self._average)
+
+    def owner(self, data: str) -> dict[str, dict]:
+        """Whose it is; `data`: the fingerprint of the questions, which a run must find again."""
+        found = self._identity() | {"data": data}
+        return {"identity": found, "layout": self.parallel.model_dump()}
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint must share with this policy."""

@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from megatron_credit.batch.sequence import TrainSequence
-from megatron_credit.batch.tree_packing import Sight
+from megatron_credit.batch.sight import Sight
 from megatron_credit.mcore.architecture import Architecture
 
 

@@ -26,7 +26,10 @@ class TokenValues:
 
     def keep(self, batch: PackedBatch, found_SR: Tensor) -> None:
         """Takes what the last stage found of one micro-batch."""
-        self._found_ST[:, batch.slot_P[batch.row_R]] = found_SR
+        if batch.shared is None:
+            self._found_ST[:, batch.slot_P[batch.row_R]] = found_SR
+        else:
+            self._found_ST[:, batch.shared.slot_F] = found_SR[:, batch.shared.number_F]
 
     def gather(self, ranks: Ranks) -> Tensor:
         """[S, T] of all tokens in input order, on the CPU of every rank. Collective over the
@@ -65,9 +68,18 @@ def score_sequences(
     sequences: Sequence[TrainSequence],
     *,
     temperature: float,
+    exact: bool = False,
 ) -> list[Scored]:
-    """What the model in `chunks` says of every response token; see `Policy.score`."""
-    packer = batching.packer(sequences, [0.0] * len(sequences))
+    """What the model in `chunks` says of every response token.
+
+    `exact`: each sequence is read by itself, in the micro-batches of an update. Otherwise what they
+    begin with alike is read once, where our attention can; the numbers agree but for rounding.
+    """
+    if exact:
+        packer = batching.packer(sequences, [0.0] * len(sequences))
+        batches = batching.batches(packer)
+    else:
+        packer, batches = batching.read_batches(sequences)
     scores = TokenScores(packer, batching.device)
 
     def collect(batch: PackedBatch, logprob_R: Tensor, entropy_R: Tensor) -> tuple[Tensor, None]:
@@ -75,5 +87,5 @@ def score_sequences(
         return logprob_R.sum(), None
 
     head = batching.head(temperature)
-    run_schedule(chunks, batching.batches(packer), head, collect, forward_only=True)
+    run_schedule(chunks, batches, head, collect, forward_only=True)
     return scores.gather(sequences, batching.ranks)

@@ -7,7 +7,7 @@ own, and a pass that trains goes over the plain views alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from torch import Tensor
 
 from megatron_credit.batch.sequence import TrainSequence
-from megatron_credit.batch.view_packing import PackedViews, TeacherRows, ViewPacker
+from megatron_credit.batch.view_packing import Exchange, PackedViews, TeacherRows, ViewPacker
 from megatron_credit.batch.views import View, Views
 from megatron_credit.mcore.batching import Batching
 from megatron_credit.mcore.forward import OutputHead, output_weight_of, run_schedule
@@ -74,17 +74,30 @@ class ViewReading:
     """What the teachers made of these rollouts' views, until the policy's next optimizer step.
 
     Kept on the last stage alone: bytes = hidden size x bytes of a number x (views of teachers x
-    response tokens of this data and context rank). The rest is shared with the model.
+    response tokens of this data and context rank), less what rollouts share. The rest is shared
+    with the model.
     """
 
     views: Sequence[Views]
     rows: Sequence[TeacherRows | None]
     """Of each micro-batch of this rank; None where it is not on the last stage."""
+    exchanges: Sequence[Exchange]
+    """Of each micro-batch, how the rows came to those of the plain views."""
     num_steps: int
     """Optimizer steps of the policy before it."""
 
-    def attached(self, packer: ViewPacker, batching: Batching, num_steps: int) -> list[PackedViews]:
+    @classmethod
+    def of(cls, views: Sequence[Views], plain: Sequence[PackedViews], num_steps: int) -> Self:
+        """From the plain micro-batches with what was read of the teachers."""
+        rows = [batch.teacher_rows for batch in plain]
+        return cls(list(views), rows, [batch.exchange for batch in plain], num_steps)
+
+    def attached(
+        self, packer: ViewPacker, batching: Batching, num_steps: int, *, trains: bool = False
+    ) -> list[PackedViews]:
         """The plain micro-batches of the packer, each with what was read of its teachers.
+
+        `trains`: they go through a backward pass.
 
         ValueError for other token ids than were read, or after an optimizer step of the policy.
         """
@@ -99,7 +112,7 @@ class ViewReading:
                 "the reading is of other views than these; give the list that was read, of which "
                 "only what is not token ids may have changed"
             )
-        plain = [of_plain for of_plain, _ in batching.batches_apart(packer)]
+        plain = batching.plain_batches(packer, self.exchanges, trains=trains)
         return [replace(one, teacher_rows=row) for one, row in zip(plain, self.rows, strict=True)]
 
 
@@ -116,8 +129,11 @@ def _same_ids(one: Views, other: Views) -> bool:
 def _same_view(one: _Read, other: _Read) -> bool:
     if one is None or other is None:
         return one is other
-    same_prompt = one.num_prompt == other.num_prompt
-    return same_prompt and torch.equal(one.token_ids_L, other.token_ids_L)
+    if one.num_prompt != other.num_prompt:
+        return False
+    ids, other_ids = one.token_ids_L, other.token_ids_L
+    # As a rule they are those that were read.
+    return ids is other_ids or torch.equal(ids, other_ids)
 
 
 def check_teacher(teacher: Sequence[GPTModel], policy: Sequence[GPTModel]) -> None:

@@ -97,7 +97,7 @@ class TeacherModel:
         head = StatisticsHead(
             self.batching.head(temperature), comparison, self.batching.ranks.cp_group
         )
-        batches = self.batching.batches(packer)
+        batches = self.batching.scored_batches(packer)
         return score_views(self.chunks, packer, batches, head, self.batching.ranks)
 
 

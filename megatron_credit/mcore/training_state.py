@@ -16,7 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedTensor,
+    ShardedTensorFactory,
+    is_main_replica,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import (
@@ -52,35 +56,58 @@ class TrainingState:
         """Optimizer steps that led here."""
         return self._optimizer.num_steps
 
-    def sharded(self, *, loading: bool) -> dict[str, Any]:
-        """A nested dictionary of sharded tensors, to be saved or to be filled.
+    def blank(self) -> dict[str, Any]:
+        """A nested dictionary of sharded tensors to be filled and given to `restore`.
 
-        Collective over the data ranks when saving. State that the optimizer splits over the data
-        ranks is given whole, on the CPU: gathered, or blank when loading.
+        State that the optimizer splits over the data ranks is there whole, on the CPU.
         """
-        state: dict[str, Any] = {
-            f"model{number}": chunk.sharded_state_dict()
-            for number, chunk in enumerate(self._chunks)
-        }
-        description = {
-            id(sharded.data): sharded
-            for sharded in nested_values(state)
-            if isinstance(sharded, _Sharded)
-        }
+        state, _, description = self._model()
         for section, items in self._items():
             state[section] = {
-                number: _like(
-                    description[id(item.parameter)],
-                    f"{section}.{item.name}",
-                    item.blank() if loading else item.gather(),
-                )
+                number: _like(description[id(item.parameter)], section, item, item.blank())
                 for number, item in enumerate(items)
             }
         return state
 
     @torch.no_grad()
+    def written(self, *, copied: bool) -> dict[str, Any]:
+        """The same dictionary with the state as it is now, to be saved.
+
+        Collective over the data ranks, which gather what the optimizer splits over them, each
+        tensor on the one that writes it. Of what other ranks write there are shapes only.
+        `copied`: all of it is in memory of the CPU that training leaves alone; else some tensors
+        are the ones that are trained.
+        """
+        state, weights, description = self._model()
+        for section, items in self._items():
+            likes = [(item, description[id(item.parameter)]) for item in items]
+            state[section] = {
+                number: item.saved(like, section, writer=writer, copied=copied)
+                for number, ((item, like), writer) in enumerate(
+                    zip(likes, _writers(likes), strict=True)
+                )
+            }
+        for sharded in weights:
+            writes = is_main_replica(sharded.replica_id)
+            sharded.data = _kept(sharded.data, writes=writes, copied=copied)
+        if copied and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return state
+
+    def _model(self) -> tuple[dict[str, Any], list[_Sharded], dict[int, _Sharded]]:
+        """The part of the weights, how megatron describes each of them, and the same by the `id`
+        of the parameter."""
+        state: dict[str, Any] = {
+            f"model{number}": chunk.sharded_state_dict()
+            for number, chunk in enumerate(self._chunks)
+        }
+        # The rest, what layers say of themselves, is made for each call and needs no copy.
+        weights = [one for one in nested_values(state) if isinstance(one, _Sharded)]
+        return state, weights, {id(sharded.data): sharded for sharded in weights}
+
+    @torch.no_grad()
     def restore(self, loaded: dict[str, Any], num_steps: int) -> None:
-        """Takes over what was loaded into `sharded(loading=True)`."""
+        """Takes over what was loaded into `blank()`."""
         for number, chunk in enumerate(self._chunks):
             chunk.load_state_dict(loaded[f"model{number}"])
         for section, items in self._items():
@@ -121,21 +148,31 @@ class _Item:
     group: dist.ProcessGroup | None
     """The data ranks that share the tensor."""
 
-    def gather(self) -> Tensor:
-        """The whole tensor."""
+    def saved(self, like: _Sharded, section: str, *, writer: int | None, copied: bool) -> _Sharded:
+        """The whole tensor as it is to be saved, see `written`; collective over the group, of which
+        rank `writer` writes it, if any does."""
         if self.group is None:
             assert self.held is not None
-            return self.held
+            writes = is_main_replica(like.replica_id)
+            return _like(like, section, self, _kept(self.held, writes=writes, copied=copied))
+        if writer is None:
+            return _like(like, section, self, torch.empty(self.parameter.shape, device="meta"))
         whole = torch.zeros(self.parameter.numel(), device=self.parameter.device)
         if self.held is not None:
             whole[self.span] = self.held
         # Every element comes from one rank and zeros from the others: the sum is exact.
-        dist.all_reduce(whole, group=self.group)
-        return whole.view(self.parameter.shape).cpu()
+        dist.reduce(whole, group_dst=writer, group=self.group)
+        writes = writer == dist.get_rank(self.group)
+        # Already a copy, where it is on the CPU.
+        kept = _kept(whole.view(self.parameter.shape), writes=writes, copied=whole.is_cuda)
+        return replace(_like(like, section, self, kept), replica_id=0 if writes else 1)
 
     def blank(self) -> Tensor:
         """A tensor to load the whole into."""
-        return self.gather() if self.group is None else torch.zeros(self.parameter.shape)
+        if self.group is not None:
+            return torch.zeros(self.parameter.shape)
+        assert self.held is not None
+        return self.held
 
     def take(self, whole: Tensor) -> None:
         """This rank's part of the whole becomes the state."""
@@ -182,9 +219,42 @@ def _split_state(part: DistributedOptimizer) -> Iterator[_Item]:
                 yield _Item(parameter, name, held.get(name), span, data_ranks)
 
 
-def _like(description: _Sharded, prefix: str, tensor: Tensor) -> _Sharded:
+def _writers(likes: Sequence[tuple[_Item, _Sharded]]) -> list[int | None]:
+    """Which rank of its group writes each tensor that is split; the bytes are dealt evenly.
+
+    None where no rank of the group does, because model ranks of another group hold the same.
+    Collective over the groups.
+    """
+    writers: list[int | None] = [None] * len(likes)
+    for group in dict.fromkeys(item.group for item, _ in likes if item.group is not None):
+        shared = [number for number, (item, _) in enumerate(likes) if item.group is group]
+        device = likes[shared[0]][0].parameter.device
+        main = [is_main_replica(likes[number][1].replica_id) for number in shared]
+        written = torch.tensor(main, dtype=torch.int32, device=device)
+        dist.all_reduce(written, op=dist.ReduceOp.MAX, group=group)
+        sizes = [0] * dist.get_world_size(group)
+        for number, is_written in zip(shared, written.tolist(), strict=True):
+            if is_written:
+                writers[number] = sizes.index(min(sizes))
+                sizes[writers[number]] += likes[number][0].parameter.numel()
+    return writers
+
+
+def _kept(tensor: Tensor, *, writes: bool, copied: bool) -> Tensor:
+    """What a save keeps of a tensor: itself, a copy on the CPU, or nothing but its shape."""
+    if not writes:
+        return torch.empty_like(tensor, device="meta")
+    if not copied:
+        return tensor
+    # Copies from a device into pinned memory do not wait for each other.
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor.detach(), non_blocking=True)
+
+
+def _like(description: _Sharded, section: str, item: _Item, tensor: Tensor) -> _Sharded:
     """`tensor` lies in the checkpoint as the described parameter does, under its own key."""
-    changes: dict[str, Any] = {"key": f"{prefix}.{description.key}", "data": tensor}
+    key = f"{section}.{item.name}.{description.key}"
+    changes: dict[str, Any] = {"key": key, "data": tensor}
     if isinstance(description, ShardedTensor):
         changes["dtype"] = tensor.dtype
     return replace(description, **changes)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
+from megatron_credit.mcore.manifest import DamagedCheckpoint
+
 INDEX = ".metadata"
 _ALLOWED = {
     ("collections", "OrderedDict"),
@@ -33,6 +35,12 @@ _ALLOWED = {
         )
     ),
 }
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    # What pickle raises for bytes that are none, beside errors of its own.
+    *(EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError),
+    *(MemoryError, OverflowError, RecursionError, OSError, RuntimeError),
+)
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -46,22 +54,31 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def check_pickles(directory: Path) -> None:
-    """Returns if every pickle of the checkpoint holds plain data; ValueError names the one that
-    does not, without having run anything of it."""
+    """Returns if every pickle of the checkpoint holds plain data; DamagedCheckpoint names the one
+    that does not, without having run anything of it."""
+    path = directory / INDEX
     try:
-        with (directory / INDEX).open("rb") as stream:
-            index = _IndexUnpickler(stream).load()
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"{directory / INDEX} is not a checkpoint's index: {error}") from error
-    for name, place in _objects(index):
-        path = directory / place.relative_path
         with path.open("rb") as stream:
-            stream.seek(place.offset)
-            content = stream.read(place.length)
+            index = _IndexUnpickler(stream).load()
+        if not isinstance(index, Metadata):
+            raise pickle.UnpicklingError(f"it holds a {type(index).__name__}")
+        objects = _objects(index)
+    except _UNREADABLE as error:
+        raise DamagedCheckpoint(f"{path} is not a checkpoint's index: {error}") from error
+    for name, place in objects:
+        path = directory / place.relative_path
         try:
+            # Both are parts of the index, which may say anything.
+            if path.parent != directory:
+                raise pickle.UnpicklingError("it lies outside of the checkpoint")
+            if place.transform_descriptors:
+                raise pickle.UnpicklingError("it is packed, which no save does")
+            with path.open("rb") as stream:
+                stream.seek(place.offset)
+                content = stream.read(place.length)
             torch.load(io.BytesIO(content), weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError) as error:
-            raise ValueError(f"{path}: {name} does not hold plain data: {error}") from error
+        except _UNREADABLE as error:
+            raise DamagedCheckpoint(f"{path}: {name} does not hold plain data: {error}") from error
 
 
 def _objects(index: Metadata) -> list[tuple[str, Any]]:

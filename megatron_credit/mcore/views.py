@@ -93,7 +93,7 @@ class StatisticsHead(ViewHead):
         weight_VH = output_weight_of(output_layer, output_weight)
         hidden_PH = self.output.gathered(hidden_states)
         plain_RH = self.output.rows(hidden_PH, context.row_R)
-        target_R = context.target_P[context.row_R]
+        target_R = context.target_R
         found_SR = target_R.new_full(
             (self.comparison.num_values, len(target_R)), math.nan, dtype=torch.float32
         )

@@ -7,14 +7,14 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 
 from megatron_credit.batch.rollout import Completion
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.connections import Connections
-from megatron_credit.rollouts.errors import EngineError
+from megatron_credit.rollouts.errors import EngineError, RequestRefused
 
 SLOW = "does not say how it is"
 POLL_S = 0.2
@@ -38,6 +38,23 @@ class GenerateRequest:
     seed: int
 
 
+class Engine(Protocol):
+    """What samples: one engine, or a fleet of them."""
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
+        """For each request its samples, in order."""
+        ...
+
+
+class Readiness(NamedTuple):
+    """Whether an engine serves."""
+
+    problem: str | None
+    """What is wrong; None: it serves."""
+    version: int | None = None
+    """The number of its weights, where it serves."""
+
+
 class EngineClient:
     """One engine. Every method raises EngineError, within its timeout, when the engine is dead,
     hangs or refuses, with the address, what was asked and the end of the log where it is known.
@@ -55,12 +72,13 @@ class EngineClient:
         api_key: str | None = None,
     ) -> None:
         self.address = address
-        self._log_path = log_path
+        self.log_path = log_path
         self._timeout_s = request_timeout_s
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._connections = Connections(address, headers)
-        self._watch = Connections(address, {})  # the others may all be waiting
+        self._watch = Connections(address, headers)  # the others may all be waiting
         self._next_watch = 0.0
+        self._is_left = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(
             target=self._loop.run_forever, name=f"engine {address}", daemon=True
@@ -70,27 +88,34 @@ class EngineClient:
         """Returns when the engine serves; EngineError when it does not within the timeout, or when
         something else answers at the address."""
         deadline = time.monotonic() + timeout_s
-        while (problem := self._run(self._ask_health()).result()) is not None:
+        while (problem := self.begin_readiness().result().problem) is not None:
             if time.monotonic() > deadline:
                 raise self._error("start", f"{problem} after {timeout_s:.3g} s")
             time.sleep(POLL_S)
-        self.weight_version()
+
+    def begin_readiness(self) -> Future:
+        """Begins to ask whether the engine serves; the result is a `Readiness`, or EngineError
+        where something else answers."""
+        return self._run(self._readiness())
+
+    def begin_pulse(self, timeout_s: float) -> Future:
+        """Begins to ask the process that computes for a sign of life, which it gives between two
+        steps; EngineError where it gives none."""
+        return self._run(self._pulse(timeout_s))
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
         """For each request its samples, in order. All requests are in flight together, and the
         timeout holds for all of them together."""
-        answers = [
-            self.begin_post(
-                vllm_api.GENERATE,
-                vllm_api.generate_request(**asdict(request)),
-                self._timeout_s,
-                "generation",
-                repeatable=True,
-            )
-            for request in requests
-        ]
+        answers = [self.begin_generate(request) for request in requests]
         collect(answers)
         return [vllm_api.completions(answer.result()) for answer in answers]
+
+    def begin_generate(self, request: GenerateRequest) -> Future:
+        """Begins to sample; `vllm_api.completions` reads the result."""
+        body = vllm_api.generate_request(**asdict(request))
+        return self.begin_post(
+            vllm_api.GENERATE, body, self._timeout_s, "generation", repeatable=True
+        )
 
     def reset_prefix_cache(self) -> None:
         """Forgets keys and values that older weights computed."""
@@ -105,10 +130,12 @@ class EngineClient:
 
     def weight_version(self) -> int:
         """The number of the weights in use; -1 for those that the engine loaded itself."""
-        asked = self._request(
+        return self._run(self._ask_version()).result()
+
+    async def _ask_version(self) -> int:
+        answer = await self._request(
             "GET", vllm_api.VERSION, None, self._timeout_s, "weight version", repeatable=True
         )
-        answer = self._run(asked).result()
         if not isinstance(answer, dict) or "weight_version" not in answer:
             raise self._error("weight version", f"gave no version: {str(answer)[:200]}")
         try:
@@ -135,6 +162,12 @@ class EngineClient:
             self._run(self._close()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
 
+    def abandon(self) -> None:
+        """As `close`, without waiting: the engine may be one that answers nothing."""
+        closing = self._run(self._close())
+        self._is_left = True
+        closing.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+
     async def _close(self) -> None:
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
         for task in under_way:
@@ -143,7 +176,12 @@ class EngineClient:
         await self._connections.close()
         await self._watch.close()
 
-    def _run(self, work: Any) -> Future:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Future:
+        if self._is_left:  # its loop would never begin
+            work.close()
+            refused: Future = Future()
+            refused.set_exception(self._error("client", "was given up"))
+            return refused
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _request(
@@ -165,7 +203,9 @@ class EngineClient:
         except httpx.HTTPError as error:
             raise self._error(purpose, f"broke the connection ({error!r})") from None
         if answer.status_code != 200:
-            raise self._error(purpose, f"answered {answer.status_code}: {answer.text[:500]}")
+            kind = RequestRefused if 400 <= answer.status_code < 500 else EngineError
+            problem = f"answered {answer.status_code}: {answer.text[:500]}"
+            raise kind(self._problem(purpose, problem), self.log_path)
         try:
             return answer.json() if answer.content else None
         except ValueError:
@@ -188,6 +228,25 @@ class EngineClient:
         finally:
             asking.cancel()
 
+    async def _readiness(self) -> Readiness:
+        problem = await self._ask_health()
+        if problem is not None:
+            return Readiness(problem)
+        return Readiness(None, await self._ask_version())
+
+    async def _pulse(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._watch.request("GET", vllm_api.PULSE, None, repeatable=True)
+        except TimeoutError:
+            raise self._error(
+                "generation", f"hangs: it has given no sign of life for {timeout_s:.3g} s"
+            ) from None
+        except httpx.HTTPError as error:
+            raise self._error("generation", f"broke the connection ({error!r})") from None
+        if answer.status_code >= 500:
+            raise self._error("generation", f"died: {vllm_api.PULSE} says {answer.status_code}")
+
     async def _ask_health(self) -> str | None:
         """What is wrong with the engine; None: it is healthy."""
         try:
@@ -200,7 +259,10 @@ class EngineClient:
         return None if status == 200 else f"is not healthy ({vllm_api.HEALTH} says {status})"
 
     def _error(self, purpose: str, problem: str) -> EngineError:
-        return EngineError(f"{purpose}: the engine at {self.address} {problem}", self._log_path)
+        return EngineError(self._problem(purpose, problem), self.log_path)
+
+    def _problem(self, purpose: str, problem: str) -> str:
+        return f"{purpose}: the engine at {self.address} {problem}"
 
 
 def collect(answers: list[Future]) -> None:

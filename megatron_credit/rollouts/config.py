@@ -30,7 +30,10 @@ class EngineConfig(Settings):
     startup_timeout_s: float = Field(300.0, gt=0)
     """Seconds until a starting engine must answer."""
     request_timeout_s: float = Field(600.0, gt=0)
-    """Seconds that one batch of generation may take."""
+    """Seconds until an engine must have answered a request for samples."""
+    hang_timeout_s: float = Field(60.0, gt=0)
+    """Seconds without a sign of life after which an engine that has requests counts as hanging;
+    longer than its longest step."""
     sync_timeout_s: float = Field(300.0, gt=0)
     """Seconds that each step of a weight sync may take."""
     weight_backend: Literal["auto", "gloo", "nccl"] = "auto"

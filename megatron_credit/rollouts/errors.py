@@ -23,6 +23,10 @@ class EngineError(FailedProcess):
         return self.problem + log_tail(self.log_path)
 
 
+class RequestRefused(EngineError):
+    """The engine lives and says that the request is wrong; no other engine would say otherwise."""
+
+
 def log_tail(path: Path | None) -> str:
     """The end of an engine's log as a part of an error message; empty where there is none.
 

@@ -18,11 +18,19 @@ class GlooGroup:
     """
 
     def __init__(
-        self, host: str, port: int, *, rank: int, world_size: int, timeout_s: float
+        self,
+        host: str,
+        port: int,
+        *,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        token: str = "",
     ) -> None:
         """`host` is rank 0's address; RuntimeError (DistError) where it cannot be reached.
 
-        Port 0 on rank 0 takes a free one; `port` then tells which.
+        Port 0 on rank 0 takes a free one; `port` then tells which. What ranks write into the store
+        stands behind the `token`, so that who does not know it cannot join in their place.
         """
         self._timeout = timedelta(seconds=timeout_s)
         self._rank = rank
@@ -32,7 +40,7 @@ class GlooGroup:
         if rank == 0:
             server = socket.create_server((host, port))
             port, listener = server.getsockname()[1], server.detach()
-        self._store = dist.TCPStore(
+        server_store = dist.TCPStore(
             host,
             port,
             world_size,
@@ -41,6 +49,7 @@ class GlooGroup:
             wait_for_workers=False,
             master_listen_fd=listener,
         )
+        self._store = dist.PrefixStore(f"group-{token}", server_store)
         self.port = port
         self._group: dist.ProcessGroupGloo | None = None
         self._under_way: deque[dist.Work] = deque()

@@ -1,157 +1,216 @@
 """The trainer's side of the `gloo` backend; does not import vLLM."""
 
+import secrets
+import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from torch import Tensor
 
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.buckets import Piece, bucket_bytes, pack, plan_buckets
-from megatron_credit.rollouts.client import EngineClient, collect
+from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.config import EngineConfig
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.gloo_group import GlooGroup, local_address
+from megatron_credit.rollouts.participants import Answers, Participants, sync_error
 
 DEFAULT_BUCKET_MIB = 8
 CONNECT_POLL_S = 0.02
 TRANSFER_POLL_S = 0.0002
+ERROR_S = 10.0
+"""How long an engine whose connection broke may take to say why."""
+PATIENCE = 10
+"""Engines wait this many times longer for us than we for them: one that hangs must not make the
+others give up."""
+
+
+class Joining(NamedTuple):
+    """An engine that was asked to meet us."""
+
+    group: GlooGroup
+    answer: Future
 
 
 class GlooSender:
-    """Broadcasts buckets over Gloo while the engines' control endpoints wait for them."""
+    """Broadcasts buckets over Gloo while the engines' control endpoints wait for them.
 
-    def __init__(self, clients: list[EngineClient], config: EngineConfig) -> None:
-        self._clients = clients
+    Each engine has a group of its own with us, so that one that dies breaks no other's update: an
+    update that broke off leaves an engine that must be restarted. A bucket is packed once, and the
+    groups' own threads send it at the same time.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
         self._workers = config.tensor_parallel
         self._timeout_s = config.sync_timeout_s
         self._bucket_bytes = (config.bucket_mib or DEFAULT_BUCKET_MIB) << 20
-        self._group: GlooGroup | None = None
+        self._groups: dict[EngineClient, GlooGroup] = {}
 
     def send(
-        self, pieces: Sequence[Piece], weights: Iterator[tuple[str, Tensor]], *, version: int
+        self,
+        engines: Participants,
+        pieces: Sequence[Piece],
+        weights: Iterator[tuple[str, Tensor]],
+        *,
+        version: int,
     ) -> None:
         """As `sync.Sender` says."""
         with ExitStack() as failed:
-            failed.callback(self._leave)  # an engine that waits for more must not wait in vain
-            if self._group is None:
-                self._connect()
-            self._all(vllm_api.START_UPDATE, None, "weight sync, start")
-            body = vllm_api.update_info(
-                [piece.name for piece in pieces],
-                [str(piece.dtype).removeprefix("torch.") for piece in pieces],
-                [list(piece.shape) for piece in pieces],
-            )
-            self._transfer(body, pieces, weights)
-            self._all(
-                vllm_api.FINISH_UPDATE, {"weight_version": str(version)}, "weight sync, finish"
-            )
+            failed.callback(self.close)  # an engine that waits for more must not wait in vain
+            self._connect(engines)
+            engines.ask(vllm_api.START_UPDATE, None, "start")
+            self._transfer(engines, pieces, weights)
+            engines.ask(vllm_api.FINISH_UPDATE, {"weight_version": str(version)}, "finish")
             failed.pop_all()
 
+    def forget(self, client: EngineClient) -> None:
+        """As `sync.Sender` says."""
+        group = self._groups.pop(client, None)
+        if group is not None:
+            close_aside(group)
+
     def close(self) -> None:
-        """Leaves the group."""
-        self._leave()
+        """As `sync.Sender` says."""
+        for client in list(self._groups):
+            self.forget(client)
 
-    def _leave(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+    def _connect(self, engines: Participants) -> None:
+        """Meets the workers of engines that are new to us; rank 0 is ours, theirs are the next."""
+        joining = {}
+        for client in list(engines.live):
+            if client not in self._groups:
+                try:
+                    joining[client] = self._invite(client)
+                except OSError as error:
+                    engines.fail(client, sync_error(client, "connection", f"is away: {error}"))
+        waiting = dict(joining)
+        while waiting:
+            for client in list(waiting):
+                if self._has_joined(engines, client, waiting[client]):
+                    self._groups[client] = waiting.pop(client).group
+                elif client not in engines.live:
+                    close_aside(waiting.pop(client).group)
+            if waiting:
+                time.sleep(CONNECT_POLL_S)
+        engines.collect({client: one.answer for client, one in joining.items()}, "connection")
 
-    def _connect(self) -> None:
-        """Meets the engines' workers; rank 0 is ours, each engine has the next ranks."""
-        world_size = 1 + self._workers * len(self._clients)
-        host = meeting_host([client.address for client in self._clients])
-        group = GlooGroup(host, 0, rank=0, world_size=world_size, timeout_s=self._timeout_s)
-        bodies = [
-            {
-                "init_info": {
-                    "master_address": host,
-                    "master_port": group.port,
-                    "rank_offset": 1 + number * self._workers,
-                    "world_size": world_size,
-                    "bucket_bytes": self._bucket_bytes,
-                    "timeout_s": self._timeout_s,
-                }
-            }
-            for number in range(len(self._clients))
-        ]
-        waiting = self._begin(vllm_api.INIT_TRANSFER, bodies, "weight sync, connection")
-        self._group = group
-        while absent := group.absent():
-            raise_first_error(waiting)
-            if all(answer.done() for answer in waiting):
-                raise self._error("connection", f"never joined as ranks {absent}")
-            time.sleep(CONNECT_POLL_S)
+    def _invite(self, client: EngineClient) -> Joining:
+        """Begins to meet an engine. OSError where it cannot be reached."""
+        host = meeting_host(client.address)
+        size, token = 1 + self._workers, secrets.token_hex(16)
+        group = GlooGroup(host, 0, rank=0, world_size=size, timeout_s=self._timeout_s, token=token)
+        info = {
+            "master_address": host,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": size,
+            "token": token,
+            "bucket_bytes": self._bucket_bytes,
+            "timeout_s": self._timeout_s * PATIENCE,
+        }
+        body, purpose = {"init_info": info}, "weight sync, connection"
+        answer = client.begin_post(vllm_api.INIT_TRANSFER, body, self._timeout_s, purpose)
+        return Joining(group, answer)
+
+    def _has_joined(self, engines: Participants, client: EngineClient, one: Joining) -> bool:
+        """Whether the engine's group is complete; an engine that fails drops out."""
+        engines.drop_failed({client: one.answer})
+        if client not in engines.live:
+            return False
+        absent = one.group.absent()
+        if absent:
+            if one.answer.done():
+                problem = f"never joined as ranks {absent}"
+                engines.fail(client, sync_error(client, "connection", problem))
+            return False
         try:
-            group.join()
+            one.group.join()
         except RuntimeError as error:
-            collect(waiting)
-            raise self._error("connection", f"did not join: {error}") from None
-        collect(waiting)
+            fail_with_reason(engines, client, one.answer, ("connection", f"did not join: {error}"))
+            return False
+        return True
 
     def _transfer(
-        self, body: dict, pieces: Sequence[Piece], weights: Iterator[tuple[str, Tensor]]
+        self,
+        engines: Participants,
+        pieces: Sequence[Piece],
+        weights: Iterator[tuple[str, Tensor]],
     ) -> None:
         """All tensors, until every engine says that it has loaded them."""
-        waiting = self._begin(vllm_api.UPDATE, [body] * len(self._clients), "weight sync, transfer")
-        under_way: deque[tuple[Sequence[Piece], Tensor]] = deque()
+        body = vllm_api.update_info(
+            [piece.name for piece in pieces],
+            [str(piece.dtype).removeprefix("torch.") for piece in pieces],
+            [list(piece.shape) for piece in pieces],
+        )
+        loading = engines.begin(
+            vllm_api.UPDATE, lambda _: body, "transfer", timeout_s=self._timeout_s * PATIENCE
+        )
+        under_way: tuple[Sequence[Piece], Tensor] | None = None
         for bucket in plan_buckets(pieces, self._bucket_bytes):
+            if not engines.live:
+                break
             data = pack(bucket, weights)  # while the bucket before is on its way
-            if under_way:
-                self._finish(under_way[0][0], waiting)
-                under_way.popleft()
-            self._group.start_broadcast(data)
-            under_way.append((bucket, data))
-        if under_way:
-            self._finish(under_way[0][0], waiting)
-        for name, _ in weights:
-            raise ValueError(f"the weight stream brought {name}, which was not announced")
-        collect(waiting)
+            if under_way is not None:
+                self._finish(engines, under_way[0], loading)
+            for client in engines.live:
+                self._groups[client].start_broadcast(data)
+            under_way = (bucket, data)
+        if under_way is not None:
+            self._finish(engines, under_way[0], loading)
+        for name, _ in weights:  # the other trainer ranks stream to the end, whatever happens here
+            if engines.live:
+                raise ValueError(f"the weight stream brought {name}, which was not announced")
+        engines.collect({client: loading[client] for client in engines.live}, "transfer")
 
-    def _finish(self, bucket: Sequence[Piece], waiting: list[Future]) -> None:
-        """Waits for a broadcast; the engines' own errors say more than a broken broadcast."""
-        try:
-            while not self._group.is_done():
-                raise_first_error(waiting)  # an engine that refused a tensor takes no more
+    def _finish(self, engines: Participants, bucket: Sequence[Piece], loading: Answers) -> None:
+        """Waits until every engine has the bucket; the engines' own errors say more than a broken
+        broadcast."""
+        before = set(engines.failed)
+        waiting = list(engines.live)
+        while waiting:
+            engines.drop_failed(loading)  # an engine that refused a tensor takes no more
+            for client in [one for one in waiting if one not in engines.live]:
+                waiting.remove(client)
+                self.forget(client)
+            for client in [one for one in waiting if self._groups[one].is_done()]:
+                waiting.remove(client)
+                try:
+                    self._groups[client].finish_broadcast()
+                except RuntimeError as error:
+                    what = ("transfer", f"did not take them: {error}")
+                    fail_with_reason(engines, client, loading[client], what)
+                    self.forget(client)
+            if waiting:
                 time.sleep(TRANSFER_POLL_S)
-            try:
-                self._group.finish_broadcast()
-            except RuntimeError as error:
-                collect(waiting)
-                raise self._error("transfer", f"did not take them: {error}") from None
-        except EngineError as error:
-            names = f"{bucket[0].name} .. {bucket[-1].name}"
-            raise EngineError(
-                f"with {names} ({bucket_bytes(bucket)} bytes) on their way, {error.problem}",
-                error.log_path,
-            ) from None
-
-    def _begin(self, path: str, bodies: list, purpose: str) -> list[Future]:
-        return [
-            client.begin_post(path, body, self._timeout_s, purpose)
-            for client, body in zip(self._clients, bodies, strict=True)
-        ]
-
-    def _all(self, path: str, body: dict | None, purpose: str) -> None:
-        collect(self._begin(path, [body] * len(self._clients), purpose))
-
-    def _error(self, phase: str, problem: str) -> EngineError:
-        names = ", ".join(client.address for client in self._clients)
-        return EngineError(f"weight sync, {phase}: the engine at {names} {problem}")
+        names = f"{bucket[0].name} .. {bucket[-1].name} ({bucket_bytes(bucket)} bytes)"
+        for client in set(engines.failed) - before:
+            error = engines.failed[client]
+            problem = f"with {names} on their way, {error.problem}"
+            engines.failed[client] = EngineError(problem, error.log_path)
 
 
-def raise_first_error(waiting: list[Future]) -> None:
-    """Raises the error of an engine that has failed already."""
-    for answer in waiting:
-        if answer.done():
-            answer.result()
+def fail_with_reason(
+    engines: Participants, client: EngineClient, answer: Future, otherwise: tuple[str, str]
+) -> None:
+    """The engine drops out with the error that it gives soon, or with this phase and problem."""
+    try:
+        error = answer.exception(ERROR_S)
+    except (TimeoutError, CancelledError):
+        error = None
+    if not isinstance(error, EngineError):
+        error = sync_error(client, *otherwise)
+    engines.fail(client, error)
 
 
-def meeting_host(addresses: Sequence[str]) -> str:
-    """Our own address as the engines reach it: loopback when all of them run on this machine."""
-    hosts = {local_address(urlsplit(address).hostname) for address in addresses}
-    remote = sorted(host for host in hosts if not host.startswith("127."))
-    return remote[0] if remote else "127.0.0.1"
+def close_aside(group: GlooGroup) -> None:
+    """Leaves a group, which waits for what is on its way, in a thread of its own."""
+    threading.Thread(target=group.close, name="leave weight group", daemon=True).start()
+
+
+def meeting_host(address: str) -> str:
+    """Our own address as the engine at this one reaches it; OSError where we do not reach it."""
+    return local_address(urlsplit(address).hostname or "")

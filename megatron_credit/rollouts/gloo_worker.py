@@ -37,6 +37,7 @@ class GlooInitInfo(WeightTransferInitInfo):
     master_port: int
     rank_offset: int
     world_size: int
+    token: str
     bucket_bytes: int
     timeout_s: float
 
@@ -70,6 +71,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             rank=init_info.rank_offset + rank,
             world_size=init_info.world_size,
             timeout_s=init_info.timeout_s,
+            token=init_info.token,
         )
         self._group.join()
 

@@ -1,11 +1,14 @@
-"""A vLLM server of our own: started on loopback, watched, and never left behind."""
+"""A vLLM server of our own: started on one address, watched, and never left behind."""
 
+import ipaddress
 import os
 import secrets
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -19,17 +22,31 @@ from megatron_credit.rollouts.keeper import GRACE_S, end_with_parent
 
 STOP_TIMEOUT_S = GRACE_S + 10.0
 POLL_S = 0.2
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a server listens, who may speak to it, and what it computes on."""
+
+    host: str = LOOPBACK
+    """Address of one interface of this machine."""
+    port: int = 0
+    """0 takes a free one."""
+    api_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    devices: Sequence[str] = ()
+    """CUDA devices, as CUDA_VISIBLE_DEVICES names them; empty: all that we see."""
 
 
 class EngineServer:
     """A server process with its children; `start` returns while it still loads."""
 
     def __init__(
-        self, process: subprocess.Popen, *, port: int, api_key: str, log_path: Path
+        self, process: subprocess.Popen, *, address: str, api_key: str, log_path: Path
     ) -> None:
         self._process = process
         self._log_path = log_path
-        self.address = f"http://127.0.0.1:{port}"
+        self.address = address
         self.api_key = api_key
 
     @classmethod
@@ -41,18 +58,22 @@ class EngineServer:
         log_path: Path,
         seed: int,
         routed_experts: bool = False,
+        seat: Seat | None = None,
     ) -> "EngineServer":
         """Starts the server, which with `routed_experts` says which experts each token went to.
 
-        ValueError, before anything is started, where its port is in use.
+        Without a `seat` it listens on loopback, at the configured port. ValueError, before anything
+        is started, where its port is in use, or where it would listen on all interfaces.
         """
-        port = config.port or free_port()
-        require_free(port)
-        api_key = secrets.token_urlsafe(24)
+        seat = seat or Seat(port=config.port)
+        host = one_interface(seat.host)
+        port = seat.port or free_port(host)
+        require_free(port, host)
         backend = weight_backend(config)
         command = vllm_api.server_command(
             model_dir.absolute(),
             config,
+            host=host,
             port=port,
             seed=seed,
             backend=backend,
@@ -61,9 +82,11 @@ class EngineServer:
         environment = {
             "OMP_NUM_THREADS": "1",
             **os.environ,
-            **vllm_api.server_environment(backend),
-            KEY_VARIABLE: api_key,
+            **vllm_api.server_environment(backend, host=host),
+            KEY_VARIABLE: seat.api_key,
         }
+        if seat.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(seat.devices)
         with log_path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "megatron_credit.rollouts.keeper", *command],
@@ -74,7 +97,8 @@ class EngineServer:
                 start_new_session=True,  # Ctrl-C in the terminal reaches us alone
                 preexec_fn=end_with_parent,
             )
-        return cls(process, port=port, api_key=api_key, log_path=log_path)
+        address = f"http://{host}:{port}"
+        return cls(process, address=address, api_key=seat.api_key, log_path=log_path)
 
     @property
     def pid(self) -> int:
@@ -103,6 +127,11 @@ class EngineServer:
             self._log_path,
         )
 
+    def ask_to_stop(self) -> None:
+        """Begins to end the server and its children."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
     def stop(self) -> None:
         """Ends the server and its children, the hard way where asking does not help."""
         if self._process.poll() is None:
@@ -129,20 +158,44 @@ def weight_backend(config: EngineConfig) -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+def one_interface(host: str) -> str:
+    """The IPv4 address of a host or an address; ValueError for what stands for all interfaces."""
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise ValueError(f"an engine cannot listen on {host!r}: {error.strerror}") from None
+    if not host or ipaddress.ip_address(address).is_unspecified:
+        raise ValueError(
+            f"an engine on {host!r} would listen on all interfaces of the machine; give it "
+            f"{LOOPBACK}, or the address of the interface that the job's nodes share"
+        )
+    return address
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port of the interface that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
-def require_free(port: int) -> None:
-    """ValueError where somebody listens on the port."""
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a server can listen there."""
+    try:
+        require_free(port, host)
+    except ValueError:
+        return False
+    return True
+
+
+def require_free(port: int, host: str = LOOPBACK) -> None:
+    """ValueError where somebody listens on the port, or where the address is not ours."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"engine.port={port} cannot be used ({error.strerror}); set another, or 0 for any"
+                f"engine.port={port} cannot be used on {host} ({error.strerror}); set another, or "
+                "0 for any"
             ) from None

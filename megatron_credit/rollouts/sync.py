@@ -1,17 +1,18 @@
 """Sends the policy's weights to the engines, each time as a new, counted version."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.buckets import Piece
-from megatron_credit.rollouts.client import EngineClient, collect
+from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.config import EngineConfig
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.gloo_sender import GlooSender
+from megatron_credit.rollouts.participants import Participants, sync_error
 from megatron_credit.rollouts.server import weight_backend
 
 
@@ -27,70 +28,79 @@ class Sender(Protocol):
     """Moves tensors; one implementation a backend."""
 
     def send(
-        self, pieces: Sequence[Piece], weights: Iterator[tuple[str, Tensor]], *, version: int
+        self,
+        engines: Participants,
+        pieces: Sequence[Piece],
+        weights: Iterator[tuple[str, Tensor]],
+        *,
+        version: int,
     ) -> None:
-        """The engines run exactly these weights, under this version, when this returns."""
+        """The engines that still take part run exactly these weights, under this version, when this
+        returns; where none does, the stream has been read to its end all the same."""
+        ...
+
+    def forget(self, client: EngineClient) -> None:
+        """The engine is gone; without waiting for it."""
         ...
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves all groups."""
         ...
 
 
 class WeightSync:
-    """The weight side of all engines, driven by one trainer rank."""
+    """The weight side of the engines, driven by one trainer rank."""
 
-    def __init__(self, clients: list[EngineClient], config: EngineConfig) -> None:
-        self._clients = clients
+    def __init__(self, config: EngineConfig) -> None:
         self._timeout_s = config.sync_timeout_s
-        self._sender = make_sender(clients, config)
+        self._sender = make_sender(config)
 
     def send(
         self,
+        clients: Sequence[EngineClient],
         metadata: Sequence[TensorMeta],
         weights: Iterator[tuple[str, Tensor]],
         *,
         version: int,
-    ) -> int:
-        """Broadcasts the weights and resets the prefix caches; the bytes that were sent.
+    ) -> dict[EngineClient, EngineError]:
+        """Brings the weights to these engines and resets their prefix caches; those that failed,
+        and how: what they did when they died, hung or refused.
 
         Requests that run stand still meanwhile and go on with the new weights: an engine that
-        computes with half of them dies. Connects on the first call. Raises EngineError that names
-        the engine, and what it was doing when it died, hung or refused.
+        computes with half of them dies. Connects where needed. The stream is read to its end.
         """
-        pieces = [Piece(meta.name, meta.dtype, tuple(meta.shape)) for meta in metadata]
-        self._all(vllm_api.PAUSE, "pause")
-        self._sender.send(pieces, weights, version=version)
+        engines = Participants(clients, timeout_s=self._timeout_s)
+        engines.ask(vllm_api.PAUSE, None, "pause")
+        self._sender.send(engines, as_pieces(metadata), weights, version=version)
         # Cached keys and values come from the old weights.
-        for client, answer in zip(
-            self._clients, self._all(vllm_api.RESET_CACHE_OF_ALL, "prefix cache reset"), strict=True
-        ):
+        phase = "prefix cache reset"
+        for client, answer in engines.ask(vllm_api.RESET_CACHE_OF_ALL, None, phase).items():
             if not vllm_api.cache_was_reset(answer):
-                raise EngineError(
-                    f"weight sync, prefix cache reset: the engine at {client.address} kept keys "
-                    "and values of the old weights"
-                )
-        self._all(vllm_api.RESUME, "resumption")
-        return sum(piece.num_bytes for piece in pieces)
+                problem = "kept keys and values of the old weights"
+                engines.fail(client, sync_error(client, phase, problem))
+        engines.ask(vllm_api.RESUME, None, "resumption")
+        for client in engines.failed:
+            self._sender.forget(client)
+        return engines.failed
 
-    def _all(self, path: str, phase: str) -> list[Any]:
-        """The answers of all engines, which are asked together."""
-        answers = [
-            client.begin_post(path, None, self._timeout_s, f"weight sync, {phase}")
-            for client in self._clients
-        ]
-        collect(answers)
-        return [answer.result() for answer in answers]
+    def forget(self, client: EngineClient) -> None:
+        """The engine is gone."""
+        self._sender.forget(client)
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves all groups."""
         self._sender.close()
 
 
-def make_sender(clients: list[EngineClient], config: EngineConfig) -> Sender:
+def as_pieces(metadata: Sequence[TensorMeta]) -> list[Piece]:
+    """The tensors as buckets count them."""
+    return [Piece(meta.name, meta.dtype, tuple(meta.shape)) for meta in metadata]
+
+
+def make_sender(config: EngineConfig) -> Sender:
     """The sender of the configured backend."""
     if weight_backend(config) == "gloo":
-        return GlooSender(clients, config)
+        return GlooSender(config)
     from megatron_credit.rollouts.nccl_sender import NcclSender
 
-    return NcclSender(clients, config)
+    return NcclSender(config)

@@ -10,6 +10,8 @@ from megatron_credit.batch.rollout import Completion, VersionSpan
 from megatron_credit.rollouts.config import EngineConfig
 
 HEALTH = "/health"
+PULSE = "/is_paused"
+"""The process that computes answers this one itself; the server answers HEALTH without it."""
 GENERATE = "/inference/v1/generate"
 VERSION = "/weight_info"
 RESET_CACHE = "/reset_prefix_cache"
@@ -18,10 +20,10 @@ RESET_CACHE_OF_ALL = "/reset_prefix_cache?reset_running_requests=true"
 PAUSE = "/pause?mode=keep&clear_cache=false"
 RESUME = "/resume"
 INIT_TRANSFER = "/init_weight_transfer_engine"
+LEAVE_TRANSFER = "/shutdown_weight_transfer_engine"
 START_UPDATE = "/start_weight_update"
 UPDATE = "/update_weights"
 FINISH_UPDATE = "/finish_weight_update"
-SET_VERSION = "/update_weight_version"
 
 PREFILL_TOKENS = 8192
 """Prompt tokens that a CPU engine reads in one step."""
@@ -37,6 +39,7 @@ def server_command(
     port: int,
     seed: int,
     backend: str,
+    host: str = "127.0.0.1",
     routed_experts: bool = False,
 ) -> list[str]:
     """The command line of a server; with `routed_experts`, its answers say which experts each
@@ -44,7 +47,7 @@ def server_command(
     options = {
         "model": str(model_dir),
         "served-model-name": "policy",
-        "host": "127.0.0.1",
+        "host": host,
         "port": port,
         "dtype": config.dtype,
         "max-model-len": config.max_model_len,
@@ -98,14 +101,21 @@ def _routed_experts(config: EngineConfig, backend: str) -> tuple[dict[str, str],
     }, "no-enable-prefix-caching"
 
 
-def server_environment(backend: str) -> dict[str, str]:
-    """Environment of a server, on top of ours."""
+def server_environment(backend: str, *, host: str = "127.0.0.1") -> dict[str, str]:
+    """Environment of a server that listens on `host`, on top of ours."""
     environment = {
         # Control endpoints exist in development mode only.
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
+        # Its processes, all of one machine, talk to each other over loopback, and where they ask
+        # for an address that others reach, it is the one that the server has anyway.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_HOST_IP": host,
+        "VLLM_LOOPBACK_IP": "127.0.0.1",
+        # With it, requests may bring pickles.
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
     }
     if backend == "gloo":
         environment |= {

@@ -3,14 +3,14 @@
 All of them appear whole, by rename or as a file that must not exist before.
 """
 
-import errno
 import json
 import os
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megatron_credit.trainer.durable_files import publish
+from megatron_credit.errors import lasts
+from megatron_credit.trainer.run_directory import replace_text
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class LaunchedAttempt:
 
     def write_stopped(self, step: int) -> None:
         """Says that the run was saved after `step` because it was asked to stop."""
-        publish(self.stopped, json.dumps({"step": step}))
+        replace_text(self.stopped, json.dumps({"step": step}))
 
     def write_done(self) -> None:
         """Says that the run is complete: the only sign of success."""
-        publish(self._done, "")
+        replace_text(self._done, "")
 
     def report(self, failure: Failure) -> None:
         """Says why the attempt ends; what was said first stands."""
@@ -77,6 +77,4 @@ class LaunchedAttempt:
 
 def can_be_tried_again(error: BaseException) -> bool:
     """Whether the same configuration on other nodes, or later, may not meet this error."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return False
-    return not isinstance(error, ValueError)
+    return not (isinstance(error, ValueError) or (isinstance(error, OSError) and lasts(error)))

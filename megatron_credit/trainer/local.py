@@ -25,8 +25,8 @@ from megatron_credit.trainer.rollout_meta import (
     read_meta,
     write_meta,
 )
-from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
-from megatron_credit.trainer.start import choose_start, prepare
+from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.start import find_start, prepare
 from megatron_credit.trainer.worker_environment import API_KEY_VARIABLE, worker_environment
 
 STOP_TIMEOUT_S = 15.0
@@ -51,18 +51,19 @@ def run_locally(
     config = checked.config
     directory = RunDirectory(config.run.directory)
     with ExitStack() as stack:
-        checkpoint = choose_start(config, directory, questions=checked.questions)
-        last_step = 0 if checkpoint is None else checkpoint_step(checkpoint)
+        start = find_start(config, directory, questions=checked.questions)
         if record is not None:
-            check_record(config, record, first=last_step + 1)
-        lock = stack.enter_context(prepare(config, directory, checkpoint))
+            check_record(config, record, first=start.last_step + 1)
+        lock = stack.enter_context(prepare(config, directory, start))
         directory.write_data(checked.questions)
         sampling = sampling_of(config, checked, record)
         if sampling is not None:
             write_meta(directory.rollouts, sampling)
-        if checkpoint is not None:
-            console.print(f"going on from {checkpoint}")
-            if last_step == config.trainer.steps and directory.model.is_dir():
+        for remark in start.remarks:
+            console.print(remark, markup=False)
+        if start.checkpoint is not None:
+            console.print(f"going on from {start.checkpoint}", markup=False)
+            if start.last_step == config.trainer.steps and directory.model.is_dir():
                 return directory
         for remark in remarks:
             console.print(remark, markup=False)
@@ -71,7 +72,7 @@ def run_locally(
         trainer = start_trainer(
             config,
             [directory],
-            checkpoint,
+            start.checkpoint,
             rollouts_from(config, server, record),
             server=server,
             inherited=[lock.fileno()],

@@ -27,6 +27,14 @@ class Policy(Protocol):
         """Begins to write the checkpoint after `step`; it may be complete later."""
         ...
 
+    def poll_save(self) -> bool:
+        """Whether no checkpoint is being written; raises what went wrong. Never waits for files."""
+        ...
+
+    def save_metrics(self) -> dict[str, float]:
+        """What the newest save took, once, when `poll_save` found it complete."""
+        ...
+
     def finish_save(self) -> None:
         """Returns when the checkpoint under way is complete."""
         ...
@@ -161,6 +169,8 @@ class Trainer:
         if self._due(step, self.config.evaluation.every):
             with watch.phase("eval"):
                 metrics |= self.rollouts.evaluate()
+        self.policy.poll_save()
+        metrics |= self.policy.save_metrics()
         self.recorder.record(step, metrics | watch.metrics(metrics.get("rollout/tokens", 0.0)))
 
     def _save(self, step: int) -> None:

@@ -44,6 +44,9 @@ METRICS = (
     Metric("rollout/length_mean", "tokens", "Mean length of a response."),
     Metric("rollout/length_max", "tokens", "Longest response."),
     Metric("rollout/dropped", "rollouts", "Sampled beside those of the step; see group/resampled."),
+    Metric("rollout/engines", "engines", "Engines with the current weights when sampling ended."),
+    Metric("rollout/engines_lost", "engines", "Engines that were lost while the step was sampled."),
+    Metric("rollout/reissued", "requests", "Requests asked again because their engine was lost."),
     Metric("rollout/truncated", "share", "Responses that reached sampling.max_new_tokens."),
     Metric("credit/zero_tokens", "share", "Trained tokens whose advantage is 0."),
     Metric("credit/abs_mean", "", "Mean |advantage| of the trained tokens."),
@@ -126,6 +129,12 @@ METRICS = (
     Metric("timing/train_s", "s", "Forward, backward and optimizer; writing rollouts."),
     Metric("timing/sync_s", "s", "Weights to the engines."),
     Metric("timing/eval_s", "s", "Evaluation on held-out prompts."),
+    Metric(
+        "timing/checkpoint_s",
+        "s",
+        "Training stood still for the newest checkpoint; in the record after it was complete.",
+    ),
+    Metric("timing/checkpoint_write_s", "s", "Writing it while the run went on."),
 )
 
 

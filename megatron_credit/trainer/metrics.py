@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_credit.batch.rollout_files import number, without_nan
+from megatron_credit.errors import writing
 from megatron_credit.trainer.loggers import Logger
 
 
@@ -18,14 +19,16 @@ class MetricsLog:
     def __init__(self, path: Path, loggers: Sequence[Logger], *, last_step: int) -> None:
         """Goes on after the record of `last_step`."""
         keep_metrics(path, last_step=last_step)
+        self._path = path
         self._lines = path.open("a")
         self._loggers = loggers
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Records the values of one step."""
-        self._lines.write(line({"step": step, **values}))
-        self._lines.flush()
-        os.fsync(self._lines.fileno())
+        with writing(self._path):
+            self._lines.write(line({"step": step, **values}))
+            self._lines.flush()
+            os.fsync(self._lines.fileno())
         for logger in self._loggers:
             logger.write(step, values)
 
@@ -45,7 +48,8 @@ def keep_metrics(path: Path, *, last_step: int) -> None:
     """Drops the records after `last_step`, which a resumed run repeats, and a record cut in two."""
     kept = [record for record in read_metrics(path) if record["step"] <= last_step]
     partial = path.with_suffix(".tmp")
-    partial.write_text("".join(map(line, kept)))
+    with writing(partial):
+        partial.write_text("".join(map(line, kept)))
     partial.replace(path)
 
 

@@ -14,7 +14,7 @@ from megatron_credit.report.curve import draw_curve
 from megatron_credit.rollouts.server import end_with_parent
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.launched_attempt import Failure, LaunchedAttempt, can_be_tried_again
-from megatron_credit.trainer.launched_start import Start, begin, read_start
+from megatron_credit.trainer.launched_start import LaunchedStart, begin, read_start
 from megatron_credit.trainer.local import describe_exit, start_ranks
 from megatron_credit.trainer.metrics import read_metrics
 from megatron_credit.trainer.place import Place, read_place
@@ -50,7 +50,7 @@ def main() -> None:
     sys.exit(1 if code else 0)
 
 
-def train(config: RunConfig, directory: RunDirectory, place: Place, start: Start) -> int:
+def train(config: RunConfig, directory: RunDirectory, place: Place, start: LaunchedStart) -> int:
     """Runs this node's ranks; torchrun's exit code."""
     torchrun = start_ranks(
         [

@@ -21,7 +21,7 @@ from megatron_credit.trainer.loaded_run import check_loaded_run
 from megatron_credit.trainer.prediction import MIB, Machine, Prediction, check_fits, predict, size
 from megatron_credit.trainer.reference import shown
 from megatron_credit.trainer.run_directory import RunDirectory
-from megatron_credit.trainer.start import choose_start
+from megatron_credit.trainer.start import find_start
 from megatron_credit.trainer.validate import describe_start
 
 SHOWN_RANKS = 64
@@ -42,7 +42,7 @@ def show_plan(
     checked = check_run(config) if record is None else check_loaded_run(config, record)
     resolved, report = checked.config, checked.questions["report"]
     directory = RunDirectory(config.run.directory)
-    checkpoint = choose_start(resolved, directory, questions=checked.questions)
+    start = find_start(resolved, directory, questions=checked.questions)
     architecture = read_architecture(config.policy.model, config.policy.converter)
     prediction = predict(resolved, architecture, has_engine=record is None)
     context = resolved.engine.max_model_len or architecture.max_positions
@@ -59,7 +59,7 @@ def show_plan(
         console.print(f"  {engine_line(resolved, prediction, context)}")
     console.print(f"  {check_fits(resolved, prediction, machine or Machine.here())}")
     console.print("\n[bold]Start[/]")
-    console.print(f"  {describe_start(checkpoint, directory)}", markup=False)
+    console.print(f"  {describe_start(start, directory)}", markup=False)
     console.print("nothing was started, nothing was written")
 
 

@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 
 from megatron_credit.mcore.architecture import read_architecture
 from megatron_credit.mcore.policy import Policy
-from megatron_credit.rollouts.client import EngineClient
-from megatron_credit.rollouts.sync import WeightSync
+from megatron_credit.rollouts.fleet import Fleet
+from megatron_credit.rollouts.registry import FixedEngine, Registry
 from megatron_credit.tasks.build import build_task
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.loaded_rollouts import LoadedRollouts
@@ -32,34 +32,26 @@ class Rank:
     last_step: int
 
 
-@dataclass(frozen=True)
-class Engine:
-    """The engine as rank 0 reaches it."""
-
-    client: EngineClient
-    sync: WeightSync
-
-    @classmethod
-    def connect(cls, config: RunConfig, directory: RunDirectory, address: str) -> "Engine":
-        """The engine at this address, which is ready when this returns."""
-        client = EngineClient(
-            address,
-            request_timeout_s=config.engine.request_timeout_s,
-            log_path=directory.logs / "engine.log",
-            api_key=engine_key(),
-        )
-        client.wait_ready(config.engine.startup_timeout_s)
-        return cls(client, WeightSync([client], config.engine))
+def connect(config: RunConfig, directory: RunDirectory, where: str | Path) -> Fleet:
+    """The engine at an address, or those that register in a directory; one at least is ready when
+    this returns."""
+    if isinstance(where, Path):
+        source = Registry(where, logs=directory.logs)
+    else:
+        source = FixedEngine(where, directory.logs / "engine.log")
+    fleet = Fleet(source, config.engine, api_key=engine_key())
+    fleet.wait_ready(config.engine.startup_timeout_s)
+    return fleet
 
 
-def engine_rollouts(rank: Rank, engine: Engine | None) -> EngineRollouts:
-    """Rollouts of the engine that rank 0 is connected to."""
+def engine_rollouts(rank: Rank, fleet: Fleet | None) -> EngineRollouts:
+    """Rollouts of the engines that rank 0 is connected to."""
     return EngineRollouts(
         config=rank.config,
         directory=rank.directory,
         policy=rank.policy,
-        sampler=None if engine is None else build_sampler(rank.config, engine.client),
-        sync=None if engine is None else engine.sync,
+        sampler=None if fleet is None else build_sampler(rank.config, fleet),
+        fleet=fleet,
     )
 
 
@@ -73,13 +65,13 @@ def loaded_rollouts(rank: Rank, record: Path) -> LoadedRollouts:
     )
 
 
-def build_sampler(config: RunConfig, client: EngineClient) -> Sampler:
+def build_sampler(config: RunConfig, fleet: Fleet) -> Sampler:
     """The rollout side of rank 0."""
     tokenizer = AutoTokenizer.from_pretrained(config.policy.model, local_files_only=True)
     return Sampler(
         task=build_task(config.task, config.data, tokenizer=tokenizer, seed=config.run.seed),
         tokenizer=tokenizer,
-        engine=client,
+        engine=fleet,
         sampling=config.sampling,
         attempts=config.attempts,
         seed=config.run.seed,

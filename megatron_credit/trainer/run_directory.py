@@ -8,7 +8,13 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
+from megatron_credit.errors import writing
+from megatron_credit.trainer.config import CheckpointSection
+
 CHECKPOINT_NAME = re.compile(r"step-(\d{6})")
+ROLLOUT_NAME = re.compile(r"step-(\d{6})\.(jsonl|tmp)")
+REMAINS = re.compile(r"\.step-\d{6}\.(unfinished|deleted)")
+"""What a save or a deletion leaves that did not come to its end."""
 
 
 class RunDirectory:
@@ -23,6 +29,7 @@ class RunDirectory:
         self.logs = self.root / "logs"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"
+        self.launch = self.root / "launch"
         self.model = self.root / "model"
         self.curve = self.root / "curve.png"
 
@@ -56,13 +63,48 @@ class RunDirectory:
         found = (CHECKPOINT_NAME.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
-    def prune_checkpoints(self, keep_last: int) -> None:
-        """Deletes all but the newest `keep_last` checkpoints and what unfinished saves left."""
+    def completed(self, step: int, kept: CheckpointSection) -> None:
+        """What follows a checkpoint that is complete: the supervisor hears of it, old ones go."""
+        self.write_progress(step)
+        self.prune_checkpoints(kept.keep_last, kept.keep_every)
+
+    def prune_checkpoints(self, keep_last: int, keep_every: int = 0) -> None:
+        """Deletes all but the newest `keep_last` checkpoints and those of a multiple of
+        `keep_every`, and what unfinished saves and deletions left.
+
+        Whatever has another name, such as a damaged one that was set aside, stays. None may be
+        being written meanwhile.
+        """
         steps = self.checkpoint_steps()
-        keep = {self.checkpoint(step).name for step in steps[-keep_last:]}
+        for step in steps[:-keep_last]:
+            if not keep_every or step % keep_every:
+                # A deletion that is cut short must not leave something like a checkpoint.
+                path = self.checkpoint(step)
+                path.rename(path.with_name(f".{path.name}.deleted"))
         for path in self.checkpoints.iterdir():
-            if path.name not in keep:
+            if REMAINS.fullmatch(path.name):
                 shutil.rmtree(path)
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """The new place, beside the old, of a checkpoint that is never to be gone on from."""
+        number, place = 1, checkpoint.with_name(f"{checkpoint.name}.damaged")
+        while place.exists():
+            number += 1
+            place = checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")
+        checkpoint.rename(place)
+        return place
+
+    def write_progress(self, step: int) -> None:
+        """Tells the supervisor of a launched run which checkpoint is the newest complete one."""
+        if self.launch.is_dir():
+            replace_text(self.launch / "progress", str(step))
+
+    def keep_rollouts(self, *, last_step: int) -> None:
+        """Deletes the rollouts of later steps, which a resumed run samples again."""
+        for path in self.rollouts.iterdir() if self.rollouts.is_dir() else ():
+            match = ROLLOUT_NAME.fullmatch(path.name)
+            if match and int(match[1]) > last_step:
+                path.unlink()
 
     def rollout_file(self, step: int) -> Path:
         """The rollouts of `step`."""
@@ -70,9 +112,7 @@ class RunDirectory:
 
     def write_data(self, data: dict[str, Any]) -> None:
         """Says which questions this run is about: their fingerprint and what was left out."""
-        partial = self.data.with_suffix(".tmp")
-        partial.write_text(json.dumps(data, indent=2))
-        partial.replace(self.data)
+        replace_text(self.data, json.dumps(data, indent=2))
 
     def read_data(self) -> dict[str, Any]:
         """What `write_data` wrote at the start of the run."""
@@ -80,9 +120,7 @@ class RunDirectory:
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replaces the status that `progress` shows; readers never see half a file."""
-        partial = self.status.with_suffix(".tmp")
-        partial.write_text(json.dumps(status))
-        partial.replace(self.status)
+        replace_text(self.status, json.dumps(status))
 
     def read_status(self) -> dict[str, Any]:
         """The latest status; empty before the first."""
@@ -101,6 +139,14 @@ def checkpoint_step(path: Path) -> int:
             "named like step-000020"
         )
     return int(match[1])
+
+
+def replace_text(path: Path, text: str) -> None:
+    """The file has this text; whoever reads it meanwhile finds the old one or the new one."""
+    partial = path.with_suffix(".tmp")
+    with writing(partial):
+        partial.write_text(text)
+    partial.replace(path)
 
 
 def lock_directory(directory: Path, *, otherwise: str) -> IO[str]:

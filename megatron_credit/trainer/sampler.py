@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from megatron_credit.batch.rollout import Prompt, Rollout
 from megatron_credit.data.chat import encode_prompt
 from megatron_credit.rewards.verdict import count_outcomes
-from megatron_credit.rollouts.client import EngineClient, GenerateRequest
+from megatron_credit.rollouts.client import Engine, GenerateRequest
 from megatron_credit.rollouts.config import AttemptsConfig, SamplingConfig
 from megatron_credit.tasks.base import Task
 from megatron_credit.trainer.attempts import (
@@ -60,7 +60,7 @@ class Sampler:
         *,
         task: Task,
         tokenizer: PreTrainedTokenizerBase,
-        engine: EngineClient,
+        engine: Engine,
         sampling: SamplingConfig,
         seed: int,
         attempts: AttemptsConfig | None = None,

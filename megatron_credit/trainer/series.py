@@ -20,7 +20,7 @@ from megatron_credit.trainer.local import (
 )
 from megatron_credit.trainer.metrics import read_metrics
 from megatron_credit.trainer.run_directory import RunDirectory
-from megatron_credit.trainer.start import prepare
+from megatron_credit.trainer.start import Start, prepare
 
 POLL_S = 0.5
 
@@ -37,7 +37,7 @@ def run_series(runs: Sequence[CheckedRun], console: Console) -> None:
         locks = []
         for run, config, directory in zip(runs, configs, directories, strict=True):
             shutil.rmtree(directory.root, ignore_errors=True)
-            locks.append(stack.enter_context(prepare(config, directory, None)))
+            locks.append(stack.enter_context(prepare(config, directory, Start())))
             directory.write_data(run.questions)
         first = directories[0]
         server = start_engine(configs[0], first)

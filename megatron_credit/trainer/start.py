@@ -1,16 +1,18 @@
 """Where a run starts: which checkpoint it goes on from, and the directory made ready for it."""
 
 import json
-import os
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from megatron_credit.mcore.architecture import read_architecture
-from megatron_credit.mcore.manifest import identity, read_manifest
+from megatron_credit.mcore.digests import verify
+from megatron_credit.mcore.manifest import DamagedCheckpoint, identity
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.evidence_teacher import teacher_of
 from megatron_credit.trainer.metrics import keep_metrics
-from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
+from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step, replace_text
 
 FIXED_SECTIONS = (
     "task",
@@ -29,42 +31,118 @@ FIXED_SECTIONS = (
 """Sections that a resumed run must share with what it goes on from, `trainer.steps` apart."""
 
 
-def choose_start(
-    config: RunConfig, directory: RunDirectory, *, questions: dict[str, Any]
-) -> Path | None:
-    """The checkpoint to go on from; None starts at step 0.
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
 
-    Raises ValueError: `never` with a directory that is in use, a checkpoint of another model or of
-    other `questions`, a configuration that differs in what decides the curve, a step beyond the
-    last.
+    checkpoint: Path | None = None
+    """What it goes on from; None: from step 0."""
+    damaged: dict[Path, str] = field(default_factory=dict)
+    """Newer checkpoints that are not what was written, and what is wrong with them; `prepare` sets
+    them aside."""
+
+    @property
+    def last_step(self) -> int:
+        """Steps that are trained already."""
+        return 0 if self.checkpoint is None else checkpoint_step(self.checkpoint)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person must hear of the checkpoints that were passed over, a line each."""
+        return [
+            f"WARNING: not going on from {path.name}: {problem}. It is kept beside the others as "
+            f"*.damaged; going on from {self.checkpoint} instead"
+            for path, problem in self.damaged.items()
+        ]
+
+
+def find_start(
+    config: RunConfig,
+    directory: RunDirectory,
+    *,
+    questions: dict[str, Any],
+    again: bool = False,
+) -> Start:
+    """Where to begin; reads every byte of the checkpoint that it names, and changes nothing.
+
+    `again`: an earlier attempt of the same launch was at work here, so that the directory's own
+    checkpoints come before what run.resume says. ValueError: `never` with a directory that is in
+    use, a checkpoint of another model or of other `questions`, a configuration that differs in
+    what decides the curve, a step beyond the last, no checkpoint but damaged ones, or a damaged one
+    that run.resume names.
     """
     resume, steps = config.run.resume, directory.checkpoint_steps()
+    if again and (steps or resume == "never"):
+        resume = "auto"
     if resume == "never":
-        if directory.metrics.exists() or steps:
-            raise ValueError(
-                f"run.resume='never', but {directory.root} already holds a run; name another "
-                "run.directory, delete this one, or set run.resume='auto' to go on with it"
-            )
-        return None
+        check_unused(directory, steps)
+        return Start()
+    if resume == "auto" and directory.config.is_file():
+        check_same_run(config, RunConfig.model_validate_json(directory.config.read_text()))
     if resume == "auto":
-        if directory.config.is_file():
-            check_same_run(config, RunConfig.model_validate_json(directory.config.read_text()))
-        checkpoint = directory.checkpoint(steps[-1]) if steps else None
-    else:
-        checkpoint = resume.absolute()
-    if checkpoint is None:
-        return None
-    step = checkpoint_step(checkpoint)
+        return newest_sound(config, directory, questions)
+    checkpoint = resume.absolute()
+    check_checkpoint(config, checkpoint, checkpoint_step(checkpoint), questions)
+    check_nothing_later(directory, checkpoint)
+    return Start(checkpoint)
+
+
+def newest_sound(config: RunConfig, directory: RunDirectory, questions: dict[str, Any]) -> Start:
+    """The newest checkpoint that is whole. ValueError where there are only damaged ones."""
+    damaged: dict[Path, str] = {}
+    for step in reversed(directory.checkpoint_steps()):
+        checkpoint = directory.checkpoint(step)
+        try:
+            check_checkpoint(config, checkpoint, step, questions)
+        except DamagedCheckpoint as error:
+            damaged[checkpoint] = str(error)
+        else:
+            return Start(checkpoint, damaged)
+    if damaged:
+        raise ValueError(
+            f"none of the checkpoints in {directory.checkpoints} can be gone on from: "
+            + "; ".join(damaged.values())
+            + "; put a good one there, name one by run.resume, or start over in another "
+            "run.directory"
+        )
+    return Start()
+
+
+def check_checkpoint(
+    config: RunConfig, checkpoint: Path, step: int, questions: dict[str, Any]
+) -> None:
+    """The run can go on from it: ValueError says what does not fit; DamagedCheckpoint where it is
+    not what was written."""
     if step > config.trainer.steps:
         raise ValueError(
             f"{checkpoint} is after step {step}, beyond trainer.steps={config.trainer.steps}; "
             "raise trainer.steps or start in another run.directory"
         )
     expected = checkpoint_identity(config, has_average=teacher_of(config).kind == "ema")
-    manifest = read_manifest(checkpoint, expected)
+    manifest = verify(checkpoint, expected)
     if not config.run.allow_new_data:
-        check_same_questions(checkpoint, manifest["identity"]["data"], questions["fingerprint"])
-    return checkpoint
+        was = manifest["identity"].get("data", "")
+        check_same_questions(checkpoint, was, questions["fingerprint"])
+
+
+def check_unused(directory: RunDirectory, steps: list[int]) -> None:
+    """ValueError where a run was in the directory."""
+    if directory.metrics.exists() or steps:
+        raise ValueError(
+            f"run.resume='never', but {directory.root} already holds a run; name another "
+            "run.directory, delete this one, or set run.resume='auto' to go on with it"
+        )
+
+
+def check_nothing_later(directory: RunDirectory, checkpoint: Path) -> None:
+    """ValueError where the run would come to steps whose checkpoints exist already."""
+    later = [step for step in directory.checkpoint_steps() if step > checkpoint_step(checkpoint)]
+    if later:
+        raise ValueError(
+            f"run.resume={checkpoint}, but {directory.checkpoints} has a later checkpoint, "
+            f"{directory.checkpoint(later[-1]).name}; name another run.directory, set "
+            "run.resume='auto' to go on from that one, or move it away"
+        )
 
 
 def checkpoint_identity(config: RunConfig, *, has_average: bool) -> dict[str, str]:
@@ -111,13 +189,23 @@ def check_same_run(config: RunConfig, earlier: RunConfig) -> None:
         )
 
 
-def prepare(config: RunConfig, directory: RunDirectory, checkpoint: Path | None) -> IO[str]:
-    """The directory created, locked, and cut back to the checkpoint; the open lock."""
+def prepare(config: RunConfig, directory: RunDirectory, start: Start) -> IO[str]:
+    """The directory created, locked, and cut back to where the run begins; the open lock.
+
+    Damaged checkpoints are set aside, and logs/checkpoints.log says why.
+    """
     directory.create()
     lock = directory.lock()
-    partial = directory.config.with_suffix(".tmp")
-    partial.write_text(config.model_dump_json(indent=2))
-    os.replace(partial, directory.config)
-    keep_metrics(directory.metrics, last_step=checkpoint_step(checkpoint) if checkpoint else -1)
+    replace_text(directory.config, config.model_dump_json(indent=2))
+    with (directory.logs / "checkpoints.log").open("a") as log:
+        log.writelines(f"{time.strftime('%F %T')} {remark}\n" for remark in start.remarks)
+    for path in start.damaged:
+        directory.set_aside(path)
+    if start.damaged:
+        # The steps up to the damaged one are progress again.
+        directory.write_progress(start.last_step)
+    begins = start.checkpoint is None
+    keep_metrics(directory.metrics, last_step=-1 if begins else start.last_step)
+    directory.keep_rollouts(last_step=start.last_step)
     directory.status.unlink(missing_ok=True)
     return lock

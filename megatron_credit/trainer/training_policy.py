@@ -1,5 +1,7 @@
 """The policy as the loop and the signals use it: objective, temperature and places filled in."""
 
+from functools import partial
+
 from torch import Tensor
 
 from megatron_credit.batch.probes import ProbedRollout
@@ -12,7 +14,7 @@ from megatron_credit.mcore.saliency import saliency
 from megatron_credit.mcore.teacher_pass import ViewReading
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.credit_stage import Part
-from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step
 from megatron_credit.trainer.signals.config import EvidenceSection, SaliencySection
 
 
@@ -40,14 +42,19 @@ class TrainingPolicy:
 
     def score(self, sequences: list[TrainSequence]) -> list[Scored]:
         """Log-prob and entropy of each response token at the sampling temperature."""
-        return self._policy.score(sequences, temperature=self._temperature)
+        # A ratio of several updates begins at exactly 1.
+        exact = self._config.trainer.updates_per_step > 1
+        return self._policy.score(sequences, temperature=self._temperature, exact=exact)
 
     def teacher_logprobs(self, sequences: list[TrainSequence]) -> list[Tensor]:
         """Log-prob of each response token under the teacher."""
         if not sequences:
             return []
-        model = self._policy.teacher_model or self._policy
-        scored = model.score(sequences, temperature=self._temperature)
+        model = self._policy.teacher_model
+        if model is None:
+            scored = self._policy.score(sequences, temperature=self._temperature, exact=False)
+        else:
+            scored = model.score(sequences, temperature=self._temperature)
         return [one.logprob_T for one in scored]
 
     def score_views(
@@ -115,11 +122,43 @@ class TrainingPolicy:
         )
 
     def save(self, step: int) -> None:
-        """Writes the checkpoint after `step`, then deletes those that are no longer kept."""
+        """Begins to write the checkpoint after `step`; that of the last step is complete when this
+        returns. Waits for the one before, and raises SaveError where it failed.
+
+        When it is complete, those that are no longer kept are deleted.
+        """
+        section = self._config.checkpoint
+        is_last = step == self._config.trainer.steps
         fingerprint = self._directory.read_data()["fingerprint"]
-        self._policy.save(self._directory.checkpoint(step), data=fingerprint)
-        if self._is_writer:
-            self._directory.prune_checkpoints(self._config.checkpoint.keep_last)
+        self._policy.saver.save(
+            self._directory.checkpoint(step),
+            self._policy.training_state(),
+            self._policy.owner(fingerprint),
+            asynchronous=section.asynchronous and not is_last,
+            after=partial(self._directory.completed, step, section) if self._is_writer else None,
+        )
 
     def finish_save(self) -> None:
-        """Returns when the checkpoint under way is complete."""
+        """Returns when the newest checkpoint is complete; SaveError, on every rank, where it could
+        not be written."""
+        self._policy.saver.finish()
+
+    def poll_save(self) -> bool:
+        """Whether nothing is being written any more; SaveError as `finish_save`. Never waits for
+        files."""
+        return self._policy.saver.poll()
+
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint that is known to be complete, of those saved here."""
+        saved = self._policy.saver.saved
+        return None if saved is None else checkpoint_step(saved)
+
+    def save_metrics(self) -> dict[str, float]:
+        """What the newest save took, once, after `poll_save` or `finish_save` found it complete."""
+        seconds = self._policy.saver.take_seconds()
+        if seconds is None:
+            return {}
+        metrics = {"timing/checkpoint_s": seconds.blocking}
+        if seconds.writing is not None:
+            metrics["timing/checkpoint_write_s"] = seconds.writing
+        return metrics

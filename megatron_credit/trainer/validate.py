@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.loggers import check_loggers
 from megatron_credit.trainer.prediction import Machine, check_fits, predict
 from megatron_credit.trainer.run_directory import RunDirectory
-from megatron_credit.trainer.start import choose_start
+from megatron_credit.trainer.start import Start, find_start
 
 Value = TypeVar("Value")
 MARKS = {"ok": "[green]ok[/]     ", "problem": "[red]problem[/]", "skipped": "[yellow]skipped[/]"}
@@ -188,15 +187,15 @@ def lengths(
 def start(config: RunConfig, task: Task) -> tuple[bool, str]:
     """Whether the run directory can be used, and what the run would go on from."""
     directory = RunDirectory(config.run.directory)
-    checkpoint = choose_start(config, directory, questions={"fingerprint": task.fingerprint()})
-    return True, describe_start(checkpoint, directory)
+    found = find_start(config, directory, questions={"fingerprint": task.fingerprint()})
+    return True, describe_start(found, directory)
 
 
-def describe_start(checkpoint: Path | None, directory: RunDirectory) -> str:
-    """Where the run would start, in words."""
-    if checkpoint is None:
+def describe_start(found: Start, directory: RunDirectory) -> str:
+    """Where the run would start, in words, and which checkpoints it would pass over."""
+    if found.checkpoint is None:
         return f"step 0, in {directory.root}"
-    return f"goes on from {checkpoint}"
+    return "\n  ".join([f"goes on from {found.checkpoint}", *found.remarks])
 
 
 def memory(

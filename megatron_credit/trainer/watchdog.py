@@ -37,7 +37,7 @@ class Board(Protocol):
 
 class Watchdog:
     """A thread that says how far this rank is, and calls `on_hang` with the reason when it has made
-    no progress for `timeout_s`."""
+    no progress for `timeout_s`; before its first phase, for `start_timeout_s`."""
 
     def __init__(
         self,
@@ -47,11 +47,13 @@ class Watchdog:
         world_size: int,
         node: str,
         timeout_s: float,
+        start_timeout_s: float,
         on_hang: Callable[[str, str], None],
     ) -> None:
         self._board = board
         self._world_size = world_size
         self._timeout_s = timeout_s
+        self._limit_s = start_timeout_s
         self._beat_s = min(LONGEST_BEAT_S, timeout_s / BEATS_OF_A_TIMEOUT)
         self._on_hang = on_hang
         self._progress = Progress(rank=rank, count=0, step=0, phase="start", node=node)
@@ -65,6 +67,7 @@ class Watchdog:
         count = self._progress.count + 1
         self._progress = replace(self._progress, count=count, step=step, phase=phase)
         self._since = time.monotonic()
+        self._limit_s = self._timeout_s
 
     @property
     def phase(self) -> str:
@@ -79,7 +82,7 @@ class Watchdog:
     def _watch(self) -> None:
         try:
             while self._beat():
-                if self._late_s() > self._timeout_s:
+                if self._late_s() > self._limit_s:
                     self._judge()
         except RuntimeError:
             # The store went with the first node's agent; whatever ended it ends this rank too.
@@ -91,7 +94,7 @@ class Watchdog:
         if not all(self._beat() for _ in range(SILENT_BEATS)):
             return
         late_s = self._late_s()
-        if late_s > self._timeout_s:
+        if late_s > self._limit_s:
             reason = describe_hang(before, self._board.read(), self._world_size, late_s)
             self._on_hang(reason, self._progress.phase)
             self._ended.set()

@@ -16,13 +16,9 @@ from megatron_credit.mcore import cpu_mode
 
 cpu_mode.enable()  # before anything imports megatron
 
+from megatron_credit.mcore.exchange import is_lost_peer  # noqa: E402
 from megatron_credit.mcore.hf_files import write_checkpoint  # noqa: E402
-from megatron_credit.mcore.parallel import (  # noqa: E402
-    Ranks,
-    is_lost_peer,
-    start_parallel,
-    stop_parallel,
-)
+from megatron_credit.mcore.parallel import Ranks, start_parallel, stop_parallel  # noqa: E402
 from megatron_credit.mcore.policy import Policy  # noqa: E402
 from megatron_credit.mcore.progress_board import ProgressBoard  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
@@ -36,8 +32,8 @@ from megatron_credit.trainer.recorder import (  # noqa: E402
     WatchedRecorder,
 )
 from megatron_credit.trainer.rollout_sources import (  # noqa: E402
-    Engine,
     Rank,
+    connect,
     engine_rollouts,
     loaded_rollouts,
 )
@@ -61,18 +57,18 @@ def main() -> None:
     watchdog = start_watchdog(first, ranks, attempt)
     if attempt is not None:
         report_uncaught(attempt, watchdog)
-    engine = None
+    fleet, where = None, arguments.engines or arguments.engine
     for directory in directories:
         config = read_config(directory)
         if directory is not directories[0]:
             ranks = join(config)
         rank = start_rank(config, directory, ranks, arguments.checkpoint)
-        if engine is None and arguments.engine is not None and rank.is_leader:
-            engine = Engine.connect(config, directory, arguments.engine)
+        if fleet is None and where is not None and rank.is_leader:
+            fleet = connect(config, directory, where)
         if arguments.load_rollouts is not None:
             rollouts = loaded_rollouts(rank, arguments.load_rollouts)
         else:
-            rollouts = engine_rollouts(rank, engine)
+            rollouts = engine_rollouts(rank, fleet)
         is_last = directory is directories[-1]
         if train(rank, rollouts, attempt, watchdog):
             watchdog.enter(config.trainer.steps, "export")
@@ -110,6 +106,8 @@ def start_watchdog(config: RunConfig, ranks: Ranks, attempt: LaunchedAttempt | N
         world_size=ranks.world_size,
         node=os.uname().nodename,
         timeout_s=config.run.hang_timeout_s,
+        # The leader waits for engines then, and the others for the leader.
+        start_timeout_s=config.run.hang_timeout_s + config.engine.startup_timeout_s,
         on_hang=on_hang,
     )
 

@@ -35,6 +35,12 @@ def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get(API_KEY_VARIABLE)
 
 
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """The CUDA devices that this process may use; None: nobody says."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else [one for one in named.split(",") if one]
+
+
 def global_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank, as torchrun numbers it."""
     return int(environment["RANK"])

@@ -2,8 +2,8 @@
 
 import json
 import pickle
+import re
 import shutil
-import zlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from mcore import conversion_checks, tiny_models
 from mcore.conversion_checks import LAYOUTS
+from mcore.damaged import BOMBS, DAMAGES, Bomb, damage
 from mcore.parity_worker import make_batch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -18,11 +19,12 @@ from typer.testing import CliRunner
 
 from megatron_credit.cli import app
 from megatron_credit.mcore.conversion import checkpoint_to_hf, hf_to_checkpoint
+from megatron_credit.mcore.hf_files import open_checkpoint
 from megatron_credit.mcore.manifest import read_manifest
 from megatron_credit.mcore.world import in_child
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.run_directory import RunDirectory
-from megatron_credit.trainer.start import choose_start
+from megatron_credit.trainer.start import find_start
 
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
 
@@ -80,9 +82,7 @@ def test_transformers_computes_what_the_run_computed(directory, name):
         response_T = sequence.token_ids_L[sequence.num_prompt :]
         logprob_TV = logits_LV[sequence.num_prompt - 1 : -1].log_softmax(-1)
         picked_T = logprob_TV.gather(-1, response_T[:, None])[:, 0]
-        torch.testing.assert_close(
-            found_T, picked_T, rtol=0, atol=1e-5 if dtype == "fp32" else 0.1
-        )
+        torch.testing.assert_close(found_T, picked_T, rtol=0, atol=1e-5 if dtype == "fp32" else 0.1)
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp32"])
@@ -183,33 +183,27 @@ def test_a_run_accepts_a_converted_checkpoint(directory):
             "trainer": {"steps": 1},
         }
     )
-    start = choose_start(config, RunDirectory(config.run.directory), questions={"fingerprint": "f"})
-    assert start == checkpoint
+    start = find_start(config, RunDirectory(config.run.directory), questions={"fingerprint": "f"})
+    assert start.checkpoint == checkpoint
 
 
-class Bomb:
-    """Unpickling it would create a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
-
-
-@pytest.mark.parametrize("kind", ["altered", "bomb"])
+@pytest.mark.parametrize("kind", ["flipped", "planted_file", *BOMBS])
 def test_a_checkpoint_that_was_tampered_with_leaves_nothing(directory, tmp_path, kind):
+    """What `convert`, `eval --checkpoint` and the credit benchmark read weights with."""
     source = Path(shutil.copytree(directory / "tp2" / "step-000001", tmp_path / "step-000001"))
-    name = ".metadata" if kind == "bomb" else "__0_0.distcp"
-    content = pickle.dumps(Bomb(tmp_path / "exploded"))
-    if kind == "altered":
-        content = (source / name).read_bytes()[:-1] + b"x"
-    (source / name).write_bytes(content)
-    if kind == "bomb":
-        manifest = json.loads((source / "manifest.json").read_text())
-        manifest["files"][name] = f"{len(content)} bytes, crc32 {zlib.crc32(content):08x}"
-        (source / "manifest.json").write_text(json.dumps(manifest))
-    message = "is damaged: __0_0" if kind == "altered" else "refers to io.open"
-    with pytest.raises(ValueError, match=message):
+    damage(source, kind)
+    with pytest.raises(ValueError, match=re.escape(DAMAGES[kind])):
         checkpoint_to_hf(source, directory / "qwen3_odd_vocab", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001"]
+
+
+@pytest.mark.parametrize("place", ["pytorch_model.bin", "model.safetensors"])
+def test_a_pickle_in_a_model_directory_is_never_opened(directory, tmp_path, place):
+    """How the policy, a teacher of its own and `convert` read a Hugging Face directory."""
+    model = Path(shutil.copytree(directory / "qwen3_tied", tmp_path / "model"))
+    (model / "model.safetensors").unlink()
+    (model / place).write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    reason = "only safetensors is read" if place.endswith(".bin") else "model.safetensors"
+    with pytest.raises(ValueError, match=reason):
+        open_checkpoint(model)("model.norm.weight")
+    assert not (tmp_path / "exploded").exists()

@@ -1,5 +1,6 @@
 """What every rank of the tests of views runs: one world, one layout after another."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -125,7 +126,21 @@ def make_views(vocab_size: int) -> list[Views]:
         alone = lengths == (None, None, None)
         free_L = None if alone else plain.token_ids_L[:num_prompt]
         made.append(Views.behind(plain, [*prompts, free_L]))
-    return made
+    return made + alike(ids)
+
+
+def alike(ids: Callable[[int], Tensor]) -> list[Views]:
+    """Rollouts of one prompt with the same evidence, which go the same way for a while; the first
+    and the last are the same."""
+    prompt_L, right_L, wrong_L, way_T = ids(5), ids(8), ids(6), ids(7)
+    responses = (way_T, torch.cat([way_T[:4], ids(5)]), way_T[:2], way_T)
+    return [
+        Views.behind(
+            sequence(torch.cat([prompt_L, response_T]), len(prompt_L)),
+            [right_L, None if number == 1 else wrong_L, None, prompt_L],
+        )
+        for number, response_T in enumerate(responses)
+    ]
 
 
 def sequence(token_ids_L: Tensor, num_prompt: int) -> TrainSequence:

@@ -10,6 +10,7 @@ import torch
 from mcore.tiny_models import published
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.buckets import Piece
 from megatron_credit.rollouts.client import EngineClient, GenerateRequest
 from megatron_credit.rollouts.config import EngineConfig
@@ -38,12 +39,27 @@ SIZES = {
 }
 
 
+class OneSync:
+    """The weight sync of one engine, which raises what goes wrong."""
+
+    def __init__(self, client: EngineClient, config: EngineConfig) -> None:
+        self._client = client
+        self._sync = WeightSync(config)
+
+    def send(self, metadata, weights, *, version) -> int:
+        """The bytes that were sent."""
+        failed = self._sync.send([self._client], metadata, weights, version=version)
+        for error in failed.values():
+            raise error
+        return sum(piece.num_bytes for piece in metadata)
+
+
 class Engine(NamedTuple):
     """A started engine and who speaks to it."""
 
     server: EngineServer
     client: EngineClient
-    sync: WeightSync
+    sync: OneSync
 
 
 def dense_model(**changes):
@@ -86,7 +102,7 @@ def started(
         path / "model", config, log_path=log, seed=0, routed_experts=routed_experts
     )
     try:
-        server.wait_ready(200)
+        server.wait_ready(400)
         client = EngineClient(
             server.address,
             request_timeout_s=config.request_timeout_s,
@@ -94,7 +110,7 @@ def started(
             api_key=server.api_key,
         )
         client.wait_ready(10)
-        yield Engine(server, client, WeightSync([client], config))
+        yield Engine(server, client, OneSync(client, config))
         client.close()
     finally:
         server.stop()
@@ -116,6 +132,15 @@ def request(prompt, **changes) -> GenerateRequest:
         "seed": 11,
     }
     return GenerateRequest(**(fields | changes))
+
+
+def generate_disturbed(client, requests, disturb):
+    """The answers; `disturb` is called when a short request, asked after them, is done."""
+    short = request([9], num_samples=1, max_new_tokens=20, stop_token_ids=(383,))
+    *asked, last = [client.begin_generate(one) for one in [*requests, short]]
+    last.result()
+    disturb()
+    return [vllm_api.completions(one.result()) for one in asked]
 
 
 def reference_logprobs(model, prompt, completion, temperature=1.0):

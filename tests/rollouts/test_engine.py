@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rollouts.engine_checks import (
     checkpoint_tensors,
     core_of,
     dense_model,
+    generate_disturbed,
     largest_gap,
     perturb,
     reference_logprobs,
@@ -61,9 +61,7 @@ def test_greedy_takes_the_most_probable(engine, model):
 def test_stop_tokens_end_a_response_and_belong_to_it(engine):
     _, client, _ = engine
     everything = tuple(range(384))
-    ((stopped,),) = client.generate(
-        [request([20, 30], num_samples=1, stop_token_ids=everything)]
-    )
+    ((stopped,),) = client.generate([request([20, 30], num_samples=1, stop_token_ids=everything)])
     assert len(stopped.token_ids) == 1 and stopped.finish_reason == "stop"
     ((full,),) = client.generate([request([20, 30], num_samples=1, stop_token_ids=(383,))])
     assert len(full.token_ids) == 12 and full.finish_reason == "length"
@@ -109,12 +107,12 @@ def test_requests_that_run_go_on_with_the_new_weights(engine, model):
     old = copy.deepcopy(model)
     long = {"num_samples": 1, "max_new_tokens": 310, "stop_token_ids": (383,)}
     requests = [request([20, 30, 50 + k], **long, seed=k) for k in range(100)]
-    with ThreadPoolExecutor(1) as pool:
-        generated = pool.submit(client.generate, requests)
-        time.sleep(0.5)
+
+    def sync_again():
         perturb(model, 8)
         send(sync, checkpoint_tensors(model), 8)
-        answers = generated.result()
+
+    answers = generate_disturbed(client, requests, sync_again)
     mixed = [
         (one, sample)
         for one, (sample,) in zip(requests, answers, strict=True)

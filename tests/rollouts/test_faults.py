@@ -6,7 +6,6 @@ packs and pads on a CPU.
 
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -18,6 +17,7 @@ from rollouts.engine_checks import (
     core_of,
     dense_model,
     expert_model,
+    generate_disturbed,
     largest_gap,
     perturb,
     request,
@@ -54,12 +54,12 @@ def require_routed_again(engine, model):
     """Requests that run while new weights come are read again; so are their experts."""
     long = {"num_samples": 1, "max_new_tokens": 310, "stop_token_ids": (383,)}
     requests = [request([20, 30, 50 + k], **long, seed=k) for k in range(60)]
-    with ThreadPoolExecutor(1) as pool:
-        generated = pool.submit(engine.client.generate, requests)
-        time.sleep(0.4)
+
+    def sync_again():
         perturb(model, 3)
         send(engine.sync, checkpoint_tensors(model), 3)
-        answers = generated.result()
+
+    answers = generate_disturbed(engine.client, requests, sync_again)
     mixed = [
         (one, sample)
         for one, (sample,) in zip(requests, answers, strict=True)

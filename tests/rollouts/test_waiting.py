@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from megatron_credit.rollouts.config import EngineConfig
 from megatron_credit.rollouts.errors import LOG_LINES, EngineError
 from megatron_credit.rollouts.gloo_group import GlooGroup
 from megatron_credit.rollouts.gloo_sender import GlooSender, meeting_host
+from megatron_credit.rollouts.participants import Participants
 
 
 class FakeEngine(http.server.BaseHTTPRequestHandler):
@@ -131,10 +133,12 @@ def test_a_sync_with_a_dead_engine_names_the_phase_at_once(fake):
     """The worker never joins the group, and the request that asks it to is never answered."""
     client = EngineClient(fake, request_timeout_s=30)
     FakeEngine.status = 503
-    sender = GlooSender([client], EngineConfig(max_model_len=8, sync_timeout_s=30))
+    sender = GlooSender(EngineConfig(max_model_len=8, sync_timeout_s=30))
+    engines = Participants([client], timeout_s=30)
     start = time.monotonic()
-    with pytest.raises(EngineError, match=r"weight sync, connection: .* died"):
-        sender.send([], iter([]), version=1)
+    sender.send(engines, [], iter([]), version=1)
+    assert not engines.live
+    assert re.search(r"weight sync, connection: .* died", str(engines.failed[client]))
     assert time.monotonic() - start < 5
     sender.close()
     client.close()
@@ -189,4 +193,7 @@ def test_who_waits_learns_at_once_that_the_other_left():
 
 
 def test_engines_meet_us_where_they_reach_us():
-    assert meeting_host(["http://127.0.0.1:8000", "http://localhost:8001"]) == "127.0.0.1"
+    assert meeting_host("http://127.0.0.1:8000") == "127.0.0.1"
+    assert meeting_host("http://localhost:8001") == "127.0.0.1"
+    with pytest.raises(OSError):
+        meeting_host("http://no-such-host.invalid:8000")

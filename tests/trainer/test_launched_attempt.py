@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
+from megatron_credit.mcore.exchange import is_lost_peer
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.trainer.launched_attempt import (
     Failure,
@@ -86,6 +88,14 @@ def test_the_end_is_said_in_files(attempt):
 )
 def test_what_is_worth_another_attempt(error, expected):
     assert can_be_tried_again(error) is expected
+
+
+def test_a_lost_peer_is_no_cause():
+    gloo = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:37212"
+    assert is_lost_peer(RuntimeError(gloo))
+    assert is_lost_peer(torch.distributed.DistNetworkError("the client socket has timed out"))
+    assert not is_lost_peer(EngineError(f"weight sync: the engine did not take them: {gloo}"))
+    assert not is_lost_peer(RuntimeError("CUDA error: an illegal memory access"))
 
 
 def test_a_task_knows_its_place(attempt):

@@ -71,7 +71,7 @@ class SharedBoard:
 class Ranks:
     """Watchdogs of so many ranks, and what they found."""
 
-    def __init__(self, count, timeout_s):
+    def __init__(self, count, timeout_s, start_timeout_s=None):
         shared = {}
         self.boards = [SharedBoard(shared) for _ in range(count)]
         self.found = [[] for _ in range(count)]
@@ -82,6 +82,7 @@ class Ranks:
                 world_size=count,
                 node=f"n{rank}",
                 timeout_s=timeout_s,
+                start_timeout_s=start_timeout_s or timeout_s,
                 on_hang=lambda reason, phase, rank=rank: self.found[rank].append((reason, phase)),
             )
             for rank, board in enumerate(self.boards)
@@ -130,4 +131,13 @@ def test_a_silent_rank_is_named_although_it_is_as_far():
     ranks.boards[2].is_stopped.set()
     ranks.wait([0, 1])
     assert "rank 2 (node n2) stands in rollout of step 2, silent" in ranks.found[0][0][0]
+    ranks.close()
+
+
+def test_a_start_takes_longer_than_a_phase():
+    ranks = Ranks(1, timeout_s=0.3, start_timeout_s=60.0)
+    time.sleep(1.5)
+    assert ranks.found == [[]]
+    ranks.dogs[0].enter(1, "rollout")
+    ranks.wait([0])
     ranks.close()

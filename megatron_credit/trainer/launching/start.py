@@ -132,10 +132,11 @@ def check_contents(config: RunConfig, console: Console) -> RunConfig:
         check_credit(config)
         return config
     from megatron_credit.trainer.checks import check_run
-    from megatron_credit.trainer.start import choose_start
+    from megatron_credit.trainer.start import find_start
 
     checked = check_run(config)
-    choose_start(checked.config, RunDirectory(config.run.directory), questions=checked.questions)
-    for remark in checked.remarks:
+    directory = RunDirectory(config.run.directory)
+    start = find_start(checked.config, directory, questions=checked.questions)
+    for remark in (*checked.remarks, *start.remarks):
         console.print(remark, markup=False)
     return checked.config
