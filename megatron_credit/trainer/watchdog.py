@@ -59,6 +59,8 @@ class Watchdog:
         self._progress = Progress(rank=rank, count=0, step=0, phase="start", node=node)
         self._since = time.monotonic()
         self._ended = threading.Event()
+        self._news = threading.Event()
+        """There is something to say before the next beat."""
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -68,6 +70,7 @@ class Watchdog:
         self._progress = replace(self._progress, count=count, step=step, phase=phase)
         self._since = time.monotonic()
         self._limit_s = self._timeout_s
+        self._news.set()
 
     @property
     def phase(self) -> str:
@@ -77,6 +80,7 @@ class Watchdog:
     def close(self) -> None:
         """The run is over."""
         self._ended.set()
+        self._news.set()
         self._thread.join()
 
     def _watch(self) -> None:
@@ -91,8 +95,10 @@ class Watchdog:
     def _judge(self) -> None:
         """Says who is to blame, unless this rank went on after all."""
         before = self._board.read()
-        if not all(self._beat() for _ in range(SILENT_BEATS)):
-            return
+        until = time.monotonic() + SILENT_BEATS * self._beat_s
+        while time.monotonic() < until:
+            if not self._beat():
+                return
         late_s = self._late_s()
         if late_s > self._limit_s:
             reason = describe_hang(before, self._board.read(), self._world_size, late_s)
@@ -100,8 +106,11 @@ class Watchdog:
             self._ended.set()
 
     def _beat(self) -> bool:
-        """Says after a while where this rank is; False where the run is over."""
-        if self._ended.wait(self._beat_s):
+        """Says where this rank is, after a while or as soon as it goes on; False where the run is
+        over."""
+        self._news.wait(self._beat_s)
+        self._news.clear()
+        if self._ended.is_set():
             return False
         self._board.publish(self._progress)
         return True
