@@ -22,12 +22,8 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation(
-        name="linear_logprob", cases=logprob.CASES, backends=("torch", "rows", "tiles")
-    ),
+    Operation(name="linear_logprob", cases=logprob.CASES, backends=("torch", "rows", "tiles")),
     # Its cases compute both, evidence_stats without gradient.
-    Operation(
-        name="evidence_stats and evidence_loss", cases=evidence.CASES, backends=("torch",)
-    ),
+    Operation(name="evidence_stats and evidence_loss", cases=evidence.CASES, backends=("torch",)),
     Operation(name="divergence_loss", cases=divergence.CASES, backends=("torch",)),
 )

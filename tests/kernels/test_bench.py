@@ -18,9 +18,11 @@ from credit_kernels.bench.methods import Method, methods_of
 from credit_kernels.bench.operations import OPERATIONS
 from credit_kernels.bench.plan import make_plan
 from credit_kernels.bench.problem import Problem
+from credit_kernels.bench.report import markdown
 from credit_kernels.bench.roofline import Work, work_of
 from credit_kernels.bench.rows import figures_of
 from credit_kernels.bench.shapes import MODELS, parse_head
+from credit_kernels.evidence import units
 from credit_kernels.logprob.chunked import BACKEND
 from typer.testing import CliRunner
 
@@ -109,8 +111,11 @@ def test_ours_and_those_of_others_that_run_here_are_right(name, dtype):
     chunked = {"cross_entropy", "logprob"}
     expected = {"eager", "ours-torch"} | ({"F.linear_cross_entropy"} if name in chunked else set())
     assert {one.name for one in able} == expected
-    assert set(refused) == {"ours-rows"} | ({"cut-cross-entropy"} if name in chunked else set())
-    assert refused["ours-rows"] == "cannot run here: needs a GPU"
+    # No Triton program computes the divergence.
+    gpu = {"ours-rows": "cannot run here: needs a GPU"} if "rows" in BY_NAME[name].backends else {}
+    assert set(refused) == set(gpu) | ({"cut-cross-entropy"} if name in chunked else set())
+    assert gpu.items() <= refused.items()
+    assert (gpu == {}) == name.startswith("divergence_loss")
 
 
 def test_the_truth_is_float64_and_eager_errs_less_in_float32_than_with_rounded_logits():
@@ -155,6 +160,26 @@ def test_one_command_measures_and_writes_everything(tmp_path):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_frozen_head_has_no_gradient_and_is_still_checked(monkeypatch):
+    frozen = problem("evidence_loss_frozen_head")
+    hidden, weight_VH, _ = frozen.draw()
+    assert hidden.requires_grad and not weight_VH.requires_grad
+    right = method("evidence_loss_frozen_head", "ours-torch")
+    # Two losses and one gradient.
+    assert len(Truth.of(frozen).values) == 3
+    scaled = units.scaled
+    monkeypatch.setattr(units, "scaled", lambda *arguments: scaled(*arguments) * 1.01)
+    assert Truth.of(frozen).complaint(right).startswith("the gradient of hidden is off by")
+
+
+def test_the_report_says_whether_other_jobs_ran():
+    ceilings = Ceilings(flop_per_s=1e12, bytes_per_s=1e9)
+    state = {"device": "this", "device_type": "cpu", "date": "today", "torch": "2", "threads": 1}
+    for load, expected in ((0.9, "0.9; CPU time"), (3.4, "3.4 (other jobs ran too); CPU time")):
+        text = markdown(state | {"load_average": load}, ceilings, [], repeats=1)
+        assert f"load average {expected} of one thread" in text
+
+
 def test_memory_is_that_of_the_logits_in_eager_torch():
     # [1024, 16000] float32 logits: 66 MB, above what malloc keeps; eager torch holds them thrice.
     logits = 1024 * 16000 * 4
@@ -193,6 +218,11 @@ def test_work_and_roofline():
     assert work_of(problem("evidence_loss", dtype=torch.bfloat16)) == Work(
         flops=5 * 192000, bytes=5 * 640 + 3 * 9600
     )
+    # Only the gradient of hidden is made and written: 3 contexts are read, the student once more.
+    assert work_of(problem("evidence_loss_frozen_head")) == Work(
+        flops=4 * 192000, bytes=5 * 1280 + 2 * 19200
+    )
+    assert work_of(problem("divergence_loss")) == Work(flops=4 * 192000, bytes=4 * 1280 + 3 * 19200)
     work = Work(flops=600, bytes=100)
     assert work.attainable_s(Ceilings(flop_per_s=60, bytes_per_s=20)) == 10
     assert work.attainable_s(Ceilings(flop_per_s=60, bytes_per_s=5)) == 20
@@ -273,7 +303,8 @@ def test_a_run_that_is_stopped_leaves_what_it_has_measured(tmp_path, monkeypatch
 def test_every_operation_is_measured_unless_some_are_named():
     everything = make_plan(heads=["16x300"], ranks=[1, 2])
     assert [one.operation.name for one in everything.problems] == [*BY_NAME, *BY_NAME]
-    assert [one.head.ranks for one in everything.problems] == [1] * 5 + [2] * 5
+    assert [one.head.ranks for one in everything.problems] == [1] * 8 + [2] * 8
+    assert {"divergence_loss", "divergence_loss_top_k"} <= set(BY_NAME)
     assert {"eager", "torch.compile", "liger", "cut-cross-entropy", "ours-tiles"} <= set(
         everything.methods
     )

@@ -38,10 +38,7 @@ class Truth:
         eager = problem.operation.eager
         exact = tuple(value.double() if value.is_floating_point() else value for value in inputs)
         hidden, weight_VH, target_T = (value.detach() for value in exact)
-        trained = problem.operation.trained
-        values = evaluate(
-            eager, (hidden.requires_grad_(trained), weight_VH.requires_grad_(trained), target_T)
-        )
+        values = evaluate(eager, problem.with_gradients(hidden, weight_VH, target_T))
         return cls(
             inputs=inputs,
             values=values,
@@ -75,7 +72,7 @@ class Truth:
 
     @property
     def _num_gradients(self) -> int:
-        return 2 if self.inputs[0].requires_grad else 0
+        return sum(value.requires_grad for value in self.inputs)
 
 
 def _in_float32(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from credit_kernels.bench.operations import TEMPERATURE, Compute, Operation
 
-BACKENDS = ("torch", "rows", "tiles")
 CHUNK = {"cpu": 256, "cuda": 1024}
 """Tokens of a chunk of F.linear_cross_entropy; products of few rows do not fill a GPU."""
 
@@ -59,7 +58,7 @@ def methods_of(operation: Operation) -> list[Method]:
                 # Triton's interpreter would run on a CPU too, but its time says nothing.
                 needs_gpu=backend != "torch",
             )
-            for backend in BACKENDS
+            for backend in operation.backends
         ),
     ]
 
@@ -71,9 +70,7 @@ class Compiled:
         self.function = function
         self.compiled: Callable[..., tuple[Tensor, ...]] | None = None
 
-    def __call__(
-        self, hidden: Tensor, weight_VH: Tensor, target_T: Tensor
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, hidden: Tensor, weight_VH: Tensor, target_T: Tensor) -> tuple[Tensor, ...]:
         """What the function returns."""
         if self.compiled is None:
             self.compiled = torch.compile(self.function, dynamic=False)
@@ -137,9 +134,7 @@ def liger_logprob_entropy(
     return -loss_T, entropy_T
 
 
-def cut_cross_entropy(
-    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor
-) -> tuple[Tensor, ...]:
+def cut_cross_entropy(hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor) -> tuple[Tensor, ...]:
     """Apple's, without the filter that leaves small gradients out."""
     return (_cut(hidden_TH, weight_VH, target_T, "mean"),)
 

@@ -1,6 +1,6 @@
 """What is benchmarked: each operation in eager torch and by our backends.
 
-C, where it stands, counts the student and two teachers.
+C, where it stands, counts the student and its teachers: two, or one of the divergence.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from credit_kernels.divergence import divergence_loss
 from credit_kernels.evidence import evidence_loss, evidence_stats
 from credit_kernels.evidence.cases import fields
 from credit_kernels.logprob import linear_logprob
@@ -18,6 +19,9 @@ TEMPERATURE = 0.7
 CONTROLLER = 0.5
 CONTRAST = ("fec", 1, 2, 0)
 """The student stands for the context without evidence."""
+BETA = 0.5
+TOP_K = 100
+"""Tokens of the divergence that are told apart, as SDPO and SRPO do."""
 
 Compute = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 """(hidden_TH or hidden_CTH, weight_VH, target_T) -> outputs."""
@@ -87,6 +91,40 @@ def eager_evidence_loss(
     return reference_T, -CONTROLLER * (contrast_TV * log_TV).sum(-1)
 
 
+def eager_divergence(hidden_CTH: Tensor, weight_VH: Tensor, target_T: Tensor) -> tuple[Tensor, ...]:
+    """(divergence_T,) over all columns"""
+    log_TV = log_probs(hidden_CTH[0], weight_VH)
+    with torch.no_grad():
+        teacher_TV = log_probs(hidden_CTH[1], weight_VH)
+    return (_jsd(log_TV, teacher_TV),)
+
+
+def eager_divergence_top_k(
+    hidden_CTH: Tensor, weight_VH: Tensor, target_T: Tensor
+) -> tuple[Tensor, ...]:
+    """(divergence_T,) over the student's most likely tokens and all others as one event"""
+    log_TV = log_probs(hidden_CTH[0], weight_VH)
+    with torch.no_grad():
+        teacher_TV = log_probs(hidden_CTH[1], weight_VH)
+        top_TK = log_TV.topk(TOP_K).indices
+    return (_jsd(*(_events(one_TV, top_TK) for one_TV in (log_TV, teacher_TV))),)
+
+
+def _events(log_TV: Tensor, top_TK: Tensor) -> Tensor:
+    """[T, K + 1] log-probs of the events."""
+    tail_T1 = log_TV.scatter(-1, top_TK, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([log_TV.gather(-1, top_TK), tail_T1], -1)
+
+
+def _jsd(student_TX: Tensor, teacher_TX: Tensor) -> Tensor:
+    """Of events with these log-probs."""
+    student_prob_TX, teacher_prob_TX = student_TX.exp(), teacher_TX.exp()
+    mixture_TX = torch.lerp(student_prob_TX, teacher_prob_TX, BETA).log()
+    teacher_T = (teacher_prob_TX * (teacher_TX - mixture_TX)).sum(-1)
+    student_T = (student_prob_TX * (student_TX - mixture_TX)).sum(-1)
+    return BETA * teacher_T + (1 - BETA) * student_T
+
+
 def _contrast(prob_CTV: Tensor) -> tuple[Tensor, Tensor]:
     """alpha_T and d of CONTRAST, as [T, V]."""
     student_TV, positive_TV, negative_TV = prob_CTV
@@ -143,6 +181,28 @@ def _evidence_loss(
     return evidence_loss(*inputs, contrast=CONTRAST, temperature=TEMPERATURE, backend=backend)
 
 
+def _divergence(
+    hidden_CTH: Tensor,
+    weight_VH: Tensor,
+    target_T: Tensor,
+    *,
+    backend: str,
+    top_k: int | None = None,
+) -> tuple[Tensor, ...]:
+    student_TH, teacher_TH = hidden_CTH
+    divergence_T = divergence_loss(
+        student_TH,
+        teacher_TH,
+        weight_VH,
+        target_T,
+        beta=BETA,
+        top_k=top_k,
+        temperature=TEMPERATURE,
+        backend=backend,
+    )
+    return (divergence_T,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     """A result that several methods compute."""
@@ -155,6 +215,10 @@ class Operation:
     """None: hidden is hidden_TH."""
     trained: bool = True
     """A backward pass follows."""
+    frozen_head: bool = False
+    """The weight has no gradient."""
+    backends: tuple[str, ...] = ("torch", "rows", "tiles")
+    """Those of ours that know it."""
 
     def by(self, backend: str) -> Compute:
         """Our computation by one backend."""
@@ -173,4 +237,25 @@ OPERATIONS = (
         trained=False,
     ),
     Operation(name="evidence_loss", eager=eager_evidence_loss, ours=_evidence_loss, contexts=3),
+    Operation(
+        name="evidence_loss_frozen_head",
+        eager=eager_evidence_loss,
+        ours=_evidence_loss,
+        contexts=3,
+        frozen_head=True,
+    ),
+    Operation(
+        name="divergence_loss",
+        eager=eager_divergence,
+        ours=_divergence,
+        contexts=2,
+        backends=("torch",),
+    ),
+    Operation(
+        name="divergence_loss_top_k",
+        eager=eager_divergence_top_k,
+        ours=partial(_divergence, top_k=TOP_K),
+        contexts=2,
+        backends=("torch",),
+    ),
 )

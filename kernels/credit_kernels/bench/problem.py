@@ -14,7 +14,8 @@ DISTANCE = 0.3
 """Scale of what the teachers' hidden states have besides the student's."""
 
 Inputs = tuple[Tensor, Tensor, Tensor]
-"""hidden_TH or hidden_CTH, weight_VH, target_T; the first two require gradients if trained."""
+"""hidden_TH or hidden_CTH, weight_VH, target_T; the first two require gradients if trained, and the
+weight only where it is not frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,7 @@ class Problem:
         generator = torch.Generator(self.device).manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(
-                shape, generator=generator, dtype=self.dtype, device=self.device
-            )
+            return torch.randn(shape, generator=generator, dtype=self.dtype, device=self.device)
 
         hidden = normal(num_tokens, self.head.hidden)
         if self.operation.contexts is not None:
@@ -47,8 +46,13 @@ class Problem:
         target_T = torch.randint(
             self.head.vocabulary, (num_tokens,), generator=generator, device=self.device
         )
-        trained = self.operation.trained
-        return hidden.requires_grad_(trained), weight_VH.requires_grad_(trained), target_T
+        return self.with_gradients(hidden, weight_VH, target_T)
+
+    def with_gradients(self, hidden: Tensor, weight_VH: Tensor, target_T: Tensor) -> Inputs:
+        """The same tensors, which require gradients where the operation has them."""
+        trained, frozen = self.operation.trained, self.operation.frozen_head
+        hidden.requires_grad_(trained)
+        return hidden, weight_VH.requires_grad_(trained and not frozen), target_T
 
 
 def evaluate(compute: Compute, inputs: Inputs) -> list[Tensor]:

@@ -17,11 +17,13 @@ MEANINGS = {
     "ratio": "to eager torch in the same run",
     "memory": "most memory besides inputs and gradients, MB of 10^6 bytes: resident size of a "
     "fresh process on a CPU, torch's allocations on a GPU",
-    "work": "compulsory products (2 T H V a context, and two for the gradients) and bytes (inputs "
+    "work": "compulsory products (2 T H V a context, and one for each gradient) and bytes (inputs "
     "in each pass, gradients); what a method computes again does not count as achieved",
     "roofline": "time in which the machine's measured product speed and bandwidth allow the "
     "compulsory work, by the time taken",
 }
+BUSY_LOAD = 1.5
+"""A load average that is not the benchmark's own one thread."""
 COLUMNS = (
     "| method | p20 | p50 | p80 | ratio | extra memory | ratio | TFLOP/s | of product | GB/s "
     "| of bandwidth | of roofline |"
@@ -58,12 +60,15 @@ def markdown(state: dict, ceilings: Ceilings, rows: list[Row], *, repeats: int) 
     """Everything that a reader needs, machine and date included."""
     kind = state["device_type"].upper()
     clock = "CPU time of one thread" if kind == "CPU" else "time by the GPU's events"
+    load = str(state["load_average"])
+    if kind == "CPU" and state["load_average"] >= BUSY_LOAD:
+        load += " (other jobs ran too)"
     lines = [
         f"# Kernels on {state['device']}: {kind} figures",
         "",
         f"{state['date']}, torch {state['torch']}, threads {state['threads']}, load average "
-        f"{state['load_average']}; {clock}, forward and backward, {repeats} passes. A product "
-        f"reaches {ceilings.flop_per_s / 1e12:.3g} TFLOP/s here, a copy "
+        f"{load}; {clock}, forward and backward, {repeats} passes. A product reaches "
+        f"{ceilings.flop_per_s / 1e12:.3g} TFLOP/s here, a copy "
         f"{ceilings.bytes_per_s / 1e9:.3g} GB/s. Values and gradients were checked first.",
     ]
     for problem, group in groupby(rows, lambda row: row.problem):

@@ -11,7 +11,8 @@ class Work:
     """What is compulsory: whatever a method computes or moves besides counts against it."""
 
     flops: int
-    """Of matrix products: one of 2 T H V a context, two more for the student's gradients."""
+    """Of matrix products: one of 2 T H V a context, and one more for the gradient of the student's
+    hidden states and one for the weight's."""
     bytes: int
     """Inputs read once in each pass, gradients written; outputs are small beside them."""
 
@@ -33,6 +34,9 @@ def work_of(problem: Problem) -> Work:
     weight = head.vocabulary * head.hidden * problem.dtype.itemsize
     flops, traffic = contexts * product, contexts * student + weight
     if problem.operation.trained:
-        flops += 2 * product
-        traffic += 2 * (student + weight)
+        flops += product
+        traffic += 2 * student + weight
+        if not problem.operation.frozen_head:
+            flops += product
+            traffic += weight
     return Work(flops=flops, bytes=traffic)

@@ -85,9 +85,7 @@ def _complaint(method: Method, truth: Truth, problem: Problem) -> str | None:
     return None if wrong is None else f"not timed: {wrong}"
 
 
-def measure(
-    problem: Problem, methods: list[Method], repeats: int, ceilings: Ceilings
-) -> list[Row]:
+def measure(problem: Problem, methods: list[Method], repeats: int, ceilings: Ceilings) -> list[Row]:
     """Rows of methods that were found right."""
     passes = time_methods(problem, methods, repeats)
     extra = {

@@ -24,9 +24,7 @@ class Head:
             return self
         multiple = ALIGNMENT * ranks
         padded = -(-self.vocabulary // multiple) * multiple
-        return Head(
-            name=self.name, hidden=self.hidden, vocabulary=padded // ranks, ranks=ranks
-        )
+        return Head(name=self.name, hidden=self.hidden, vocabulary=padded // ranks, ranks=ranks)
 
 
 MODELS = (

@@ -1,6 +1,7 @@
 """Statistics and losses of several contexts of the same tokens; the logits are never held."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from credit_kernels.checks import check_head, check_scale
 from credit_kernels.dispatch import Work, choose
+from credit_kernels.evidence import units
 from credit_kernels.evidence.chunked import EvidenceLoss, evidence_stats_chunked
 from credit_kernels.evidence.contrast import DIVERGENCES, Contrast, ContrastArgument, Options
 from credit_kernels.evidence.function import Backend, FusedEvidenceLoss, evidence_stats_fused
@@ -117,12 +119,19 @@ def evidence_loss(  # noqa: PLR0913
     to be summed over the group by the caller; all-reduces as in `evidence_stats`, and for `reverse`
     another pass with a MAX and a SUM; none backward.
 
+    The backward pass makes the logits once more. Not so where only hidden has a gradient
+    (weight_VH.requires_grad is False), without a group, in "torch" and "rows": the gradients of
+    both losses in the R rows that are not ignored are then made beside the statistics and kept,
+    8 R H bytes (float32; 16 for float64 inputs), or half of that where context 0 stands for q0 and
+    all columns count, since the reference then has none.
+
     Raises ValueError as `evidence_stats` does.
     """
     shard = VocabShard.whole(weight_VH.shape[0]) if shard is None else shard
     _check(hidden_CTH, weight_VH, target_T, teacher_weight_VH, shard)
     check_scale(temperature, softcap)
     options = _options(contrast, len(hidden_CTH), divergence, top_k, temperature, softcap, shard)
+    options = replace(options, keeps_units=units.pay(hidden_CTH, weight_VH, options))
     if options.contrast is None:
         raise ValueError("contrast=None; expected (kind, positive, negative, free)")
     if controller_T.shape != target_T.shape or not controller_T.is_floating_point():

@@ -85,9 +85,7 @@ class Case(Head):
         losses = evidence_loss(hidden_CTH, weight_VH, target_T, controller_T, **options)
         return *losses, *fields(evidence_stats(hidden_CTH, weight_VH, target_T, **options))
 
-    def plain(
-        self, hidden_CTH: Tensor, weight_VH: Tensor, target_T: Tensor
-    ) -> tuple[Tensor, ...]:
+    def plain(self, hidden_CTH: Tensor, weight_VH: Tensor, target_T: Tensor) -> tuple[Tensor, ...]:
         """The same by the reference; the truth if the inputs are float64."""
         plain = Plain(
             total=self.total,

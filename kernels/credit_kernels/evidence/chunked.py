@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from credit_kernels.evidence import forward, reverse
+from credit_kernels.evidence import units
 from credit_kernels.evidence.contrast import Options
 from credit_kernels.evidence.moments import EvidenceStats, finished_stats
-from credit_kernels.evidence.passes import local_moments, log_tilted_mass, whole_block_of
+from credit_kernels.evidence.passes import (
+    local_moments,
+    log_tilted_mass,
+    moments_and_units,
+    whole_block_of,
+)
 from credit_kernels.evidence.support import with_support
 from credit_kernels.evidence.views import Views
 from credit_kernels.logprob.chunked import gradients
 from credit_kernels.vocab_parallel import LocalStats, reduce
-
-LOGIT_GRADIENTS = {"forward": forward.logit_gradient, "reverse": reverse.logit_gradient}
 
 
 def evidence_stats_chunked(
@@ -53,7 +56,12 @@ class EvidenceLoss(torch.autograd.Function):
         """Losses of the rows that are not ignored, scattered back to all rows."""
         views, row_R = Views.of(hidden_CTH, weight_VH, teacher_weight_VH, target_T, options)
         views = with_support(views)
-        moments = reduce(local_moments(views, with_kl=False, with_loss=True), options.shard.group)
+        unit_URH = None
+        if options.keeps_units:
+            moments, unit_URH = moments_and_units(views)
+        else:
+            local = local_moments(views, with_kl=False, with_loss=True)
+            moments = reduce(local, options.shard.group)
         sums, softmax = moments.contrast, moments.softmax[: len(views.heads)]
         assert sums is not None
         controller_R, alpha_R = controller_T[row_R].to(softmax.max_T.dtype), sums.alpha_T()
@@ -69,6 +77,7 @@ class EvidenceLoss(torch.autograd.Function):
             teacher_weight_VH,
             target_T,
             row_R,
+            unit_URH,
             views.threshold_JR,
             controller_R,
             alpha_R.to(controller_R),
@@ -83,24 +92,28 @@ class EvidenceLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_reference_T: Tensor, grad_evidence_T: Tensor) -> tuple:
         """Gradients of the student's hidden states and of the weight through them."""
-        hidden_CTH, weight_VH, teacher_weight_VH, target_T, row_R, *saved = ctx.saved_tensors
-        threshold_JR, controller_R, alpha_R, offset_2R, *softmax = saved
-        views, _ = Views.of(hidden_CTH, weight_VH, teacher_weight_VH, target_T, ctx.options)
-        incoming = Incoming(
-            softmax=LocalStats(*softmax),
-            alpha_R=alpha_R,
-            offset_2R=offset_2R,
-            grad_2R=torch.stack(
-                [grad_reference_T[row_R], grad_evidence_T[row_R] * controller_R]
-            ),
+        *inputs, row_R, unit_URH, threshold_JR, controller_R, alpha_R, offset_2R = (
+            ctx.saved_tensors[:10]
         )
-        product_gradient = partial(
-            _product_gradient, replace(views, threshold_JR=threshold_JR), incoming
-        )
-        grad_RH, grad_VH = gradients(views.heads[0], product_gradient, *ctx.needs_input_grad[:2])
+        grad_2R = torch.stack([grad_reference_T[row_R], grad_evidence_T[row_R] * controller_R])
+        if unit_URH is not None:
+            grad_RH, grad_VH = units.scaled(unit_URH, grad_2R).to(inputs[0].dtype), None
+        else:
+            views, _ = Views.of(*inputs, ctx.options)
+            incoming = Incoming(
+                softmax=LocalStats(*ctx.saved_tensors[10:]),
+                alpha_R=alpha_R,
+                offset_2R=offset_2R,
+                grad_2R=grad_2R,
+            )
+            product_gradient = partial(
+                _product_gradient, replace(views, threshold_JR=threshold_JR), incoming
+            )
+            wanted = ctx.needs_input_grad[:2]
+            grad_RH, grad_VH = gradients(views.heads[0], product_gradient, *wanted)
         grad_CTH = None
         if grad_RH is not None:
-            grad_CTH = torch.zeros_like(hidden_CTH)
+            grad_CTH = torch.zeros_like(inputs[0])
             grad_CTH[0].index_copy_(0, row_R, grad_RH)
         return grad_CTH, grad_VH, None, None, None, None
 
@@ -129,7 +142,7 @@ def _product_gradient(
     ]
     cap_slope_RN = views.heads[0].cap_slope(tiles[0])
     block = whole_block_of(views, rows, columns, torch.stack(tiles), incoming.softmax[:, rows])
-    grad_RN = LOGIT_GRADIENTS[views.options.divergence](
+    grad_RN = units.LOGIT_GRADIENTS[views.options.divergence](
         block,
         contrast,
         incoming.alpha_R[rows],

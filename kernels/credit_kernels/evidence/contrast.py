@@ -105,3 +105,5 @@ class Options:
     temperature: float
     softcap: float | None
     shard: VocabShard
+    keeps_units: bool = False
+    """The forward pass of a loss makes its gradient and keeps it; see `units`."""

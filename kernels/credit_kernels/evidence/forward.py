@@ -44,9 +44,7 @@ class ForwardSums(ContrastSums):
                 # Exactly, so that no rounding is multiplied by a logarithm when shards merge.
                 mass_XR = basis.sum(1).to(mass_XR)[:, None].expand_as(mass_XR)
                 free_mass_R = torch.ones_like(free_mass_R)
-        spread = spread_of(
-            block.prob_PRV[0], variables, contrast.num_variables(), block.on_support
-        )
+        spread = spread_of(block.prob_PRV[0], variables, contrast.num_variables(), block.on_support)
         return cls(contrast, roles, spread, mass_XR, cross_XR, free_mass_R, reference_R)
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from credit_kernels.evidence import units
 from credit_kernels.evidence.contrast import Contrast, Options
 from credit_kernels.evidence.moments import EvidenceStats, Moments, finished_stats, log_mass
 from credit_kernels.evidence.operands import Contexts, chosen_for_loss
@@ -31,6 +32,9 @@ class Backend:
     """Softmax over the support of a sum of coefficient times log-prob."""
     gradients: Callable[[Contexts, Plan, bool, bool], tuple[Tensor | None, Tensor | None]]
     """(contexts, plan, wants_hidden, wants_weight) -> gradients of student's rows and of weight."""
+    moments_and_units: Callable[[Contexts, Plan], tuple[Moments, Tensor]] | None = None
+    """The same moments of the loss, bit for bit, and its [U, R, H] float32 `units`, of a head whose
+    columns are all here. None: no logit is left when its normaliser is known."""
 
 
 def evidence_stats_fused(
@@ -72,7 +76,11 @@ class FusedEvidenceLoss(torch.autograd.Function):
         contexts, row_R = Contexts.of(*inputs, options, chosen_for_loss(options.contrast))
         contexts = backend.prepared(contexts)
         plan = Plan.of(contexts.options, len(contexts.hidden_CRH), kl=False, loss=True)
-        moments = reduce(backend.local_moments(contexts, plan), options.shard.group)
+        unit_URH = None
+        if options.keeps_units and backend.moments_and_units is not None:
+            moments, unit_URH = backend.moments_and_units(contexts, plan)
+        else:
+            moments = reduce(backend.local_moments(contexts, plan), options.shard.group)
         sums, contrast = moments.contrast, contexts.options.contrast
         assert sums is not None and contrast is not None
         alpha_R, controller_R = sums.alpha_T(), controller_T[row_R].float()
@@ -87,6 +95,7 @@ class FusedEvidenceLoss(torch.autograd.Function):
         ctx.save_for_backward(
             *inputs,
             row_R,
+            unit_URH,
             contexts.number_NR,
             controller_R,
             alpha_R,
@@ -100,16 +109,19 @@ class FusedEvidenceLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_reference_T: Tensor, grad_evidence_T: Tensor) -> tuple:
         """Gradients of the student's hidden states and of the weight through them."""
-        *inputs, row_R, number_NR, controller_R, alpha_R, offset_2R = ctx.saved_tensors
+        *inputs, row_R, unit_URH, number_NR, controller_R, alpha_R, offset_2R = ctx.saved_tensors
         options, backend, plan = ctx.settings
-        contexts, _ = Contexts.of(*inputs, options, chosen_for_loss(options.contrast))
         grad_2R = torch.stack([grad_reference_T[row_R], grad_evidence_T[row_R] * controller_R])
-        coefficient_QR = coefficients(
-            contexts.options.contrast, plan, alpha_R.float(), offset_2R, grad_2R
-        )
-        contexts = replace(contexts, number_NR=number_NR)
-        contexts = contexts.with_numbers(coefficient_QR / options.temperature)
-        grad_RH, grad_VH = backend.gradients(contexts, plan, *ctx.needs_input_grad[:2])
+        if unit_URH is not None:
+            grad_RH, grad_VH = units.scaled(unit_URH, grad_2R).to(inputs[0].dtype), None
+        else:
+            contexts, _ = Contexts.of(*inputs, options, chosen_for_loss(options.contrast))
+            contexts = replace(contexts, number_NR=number_NR)
+            coefficient_QR = coefficients(
+                contexts.options.contrast, plan, alpha_R.float(), offset_2R, grad_2R
+            )
+            contexts = contexts.with_numbers(coefficient_QR / options.temperature)
+            grad_RH, grad_VH = backend.gradients(contexts, plan, *ctx.needs_input_grad[:2])
         grad_CTH = None
         if grad_RH is not None:
             grad_CTH = torch.zeros_like(inputs[0])

@@ -5,38 +5,83 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from credit_kernels.evidence import units
 from credit_kernels.evidence.block import Block
 from credit_kernels.evidence.forward import ForwardSums
 from credit_kernels.evidence.moments import Moments, concatenate, log_mass, with_mean
 from credit_kernels.evidence.reverse import ReverseSums, tilted
 from credit_kernels.evidence.support import kept
 from credit_kernels.evidence.views import Views
+from credit_kernels.matmul import matmul_nt
 from credit_kernels.vocab_parallel import LOWEST, LocalStats, reduce
 from credit_kernels.vocab_parallel import concatenate as concatenate_softmax
 
+Part = tuple[slice, Tensor, LocalStats]
+"""A range of rows, their logits in all views, [C, R, V], and the softmaxes of those."""
 SUMS = {"forward": ForwardSums, "reverse": ReverseSums}
 
 
 def local_moments(views: Views, *, with_kl: bool, with_loss: bool) -> Moments:
     """The statistics over this rank's columns: the contrast's, and KLs and losses if asked for."""
-    contrast, shard = views.options.contrast, views.options.shard
     share_CR = _log_shares(views)
     pieces = []
-    for rows, logit_CRV, softmax in _parts(views):
-        block = block_of(views, rows, slice(0, views.num_columns), logit_CRV, softmax)
-        kl_2CR = _divergences(block) if with_kl else block.zeros(2, 0)
-        sums = None
-        if contrast is not None:
-            if contrast.is_mixed:
-                block, log_mass_R = block.with_mean_of(
-                    contrast.negatives, share_CR[:, rows]
-                ).normalised_mean()
-                softmax = with_mean(softmax, log_mass_R)
-            sums = SUMS[views.options.divergence].of(
-                block.restricted(), contrast, complete=shard.group is not None, with_loss=with_loss
-            )
-        pieces.append(Moments(softmax, kl_2CR, sums))
+    for held in views.logits():
+        parts = [
+            _part_moments(views, part, share_CR, with_kl=with_kl, with_loss=with_loss)[1]
+            for part in _parts_of(views, held)
+        ]
+        # At once: small tensors between the large ones keep malloc from joining what is freed.
+        pieces.append(concatenate(parts))
     return concatenate(pieces)
+
+
+def moments_and_units(views: Views) -> tuple[Moments, Tensor]:
+    """The same for the loss, and [U, R, H] `units` of a head whose columns are all here."""
+    student, share_CR = views.heads[0], _log_shares(views)
+    unit_URH = student.scaled_RH.new_zeros(units.count(views.options), *student.scaled_RH.shape)
+    pieces = []
+    for held in views.logits():
+        parts = [_moments_to_gradients(views, part, share_CR) for part in _parts_of(views, held)]
+        pieces.append(concatenate(parts))
+        rows, grad_URV, _ = held
+        for columns, weight_NH in student.column_blocks() if len(student.scaled_RH) else ():
+            for unit_RH, grad_RV in zip(unit_URH[:, rows], grad_URV, strict=False):
+                unit_RH += matmul_nt(grad_RV[:, columns], weight_NH.T)
+    return concatenate(pieces), unit_URH.mul_(student.scale)
+
+
+def _moments_to_gradients(views: Views, part: Part, share_CR: Tensor) -> Moments:
+    """The statistics of a part, whose first logits become the gradients of products of `units`."""
+    logit_CRV = part[1]
+    cap_slope_RV = views.heads[0].cap_slope(logit_CRV[0])
+    block, moments = _part_moments(views, part, share_CR, with_kl=False, with_loss=True)
+    assert moments.contrast is not None
+    grads = units.logit_gradients(block, moments.contrast, views.options)
+    # In the place of log-probs that nothing reads any more.
+    for grad_RV, place_RV in zip(grads, logit_CRV, strict=False):
+        place_RV.copy_(grad_RV if cap_slope_RV is None else grad_RV.mul_(cap_slope_RV))
+    return moments
+
+
+def _part_moments(
+    views: Views, part: Part, share_CR: Tensor, *, with_kl: bool, with_loss: bool
+) -> tuple[Block, Moments]:
+    """Log-probs of a part, in the place of its logits, and its statistics."""
+    rows, logit_CRV, softmax = part
+    contrast, shard = views.options.contrast, views.options.shard
+    block = block_of(views, rows, slice(0, views.num_columns), logit_CRV, softmax)
+    kl_2CR = _divergences(block) if with_kl else block.zeros(2, 0)
+    sums = None
+    if contrast is not None:
+        if contrast.is_mixed:
+            block, log_mass_R = block.with_mean_of(
+                contrast.negatives, share_CR[:, rows]
+            ).normalised_mean()
+            softmax = with_mean(softmax, log_mass_R)
+        sums = SUMS[views.options.divergence].of(
+            block.restricted(), contrast, complete=shard.group is not None, with_loss=with_loss
+        )
+    return block, Moments(softmax, kl_2CR, sums)
 
 
 def log_tilted_mass(
@@ -73,12 +118,18 @@ def whole_block_of(
     return block.with_mean_of(contrast.negatives, torch.zeros_like(softmax.max_T))
 
 
-def _parts(views: Views) -> Iterator[tuple[slice, Tensor, LocalStats]]:
-    """Row ranges small enough for the cache, with their logits and the softmaxes of those."""
-    for held_rows, held_CRV, held_softmax in views.logits():
-        for part in views.parts(held_rows):
-            rows = slice(held_rows.start + part.start, held_rows.start + part.stop)
-            yield rows, held_CRV[:, part], held_softmax[:, part]
+def _parts(views: Views) -> Iterator[Part]:
+    """All rows, in parts."""
+    for held in views.logits():
+        yield from _parts_of(views, held)
+
+
+def _parts_of(views: Views, held: Part) -> Iterator[Part]:
+    """Row ranges small enough for the cache, of a range whose logits are held."""
+    held_rows, held_CRV, held_softmax = held
+    for part in views.parts(held_rows):
+        rows = slice(held_rows.start + part.start, held_rows.start + part.stop)
+        yield rows, held_CRV[:, part], held_softmax[:, part]
 
 
 def _log_shares(views: Views) -> Tensor:

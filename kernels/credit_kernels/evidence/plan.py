@@ -110,9 +110,7 @@ def merged_splits(sums_NSR: Tensor, plan: Plan) -> Tensor:
             mass_3SR = torch.cat([mass_3SR[:2] + shift_2SR * mass_3SR[2], mass_3SR[2:]])
     mean_XR = (weight_1SR * mean_XSR).sum(1) / weight_1R
     apart_XSR = mean_XSR - mean_XR[:, None]
-    left, right = (
-        apart_XSR[list(index)] for index in zip(*PAIRS[: len(square_YSR)], strict=True)
-    )
+    left, right = (apart_XSR[list(index)] for index in zip(*PAIRS[: len(square_YSR)], strict=True))
     square_YSR = square_YSR + weight_1SR * left * right
     summed = [part_NSR.sum(1) for part_NSR in (square_YSR, mass_3SR, *others)]
     return torch.cat([kl_KSR.sum(1), weight_1R, mean_XR, *summed, centre_2R])
@@ -164,9 +162,7 @@ def _contrast_sums(
     return ReverseSums(contrast, roles, spread, ratio_KR, reference_R, centre_KR).settled()
 
 
-def _recentred(
-    mean_3SR: Tensor, square_6SR: Tensor, shift_2SR: Tensor
-) -> tuple[Tensor, Tensor]:
+def _recentred(mean_3SR: Tensor, square_6SR: Tensor, shift_2SR: Tensor) -> tuple[Tensor, Tensor]:
     """For tangents that gain shift times p."""
     a, b = shift_2SR
     aa, ab, bb, ap, bp, pp = square_6SR

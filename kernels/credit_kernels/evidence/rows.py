@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from credit_kernels.dispatch import chunk_bytes
-from credit_kernels.evidence import row_kernels
-from credit_kernels.evidence.function import Backend
+from credit_kernels.evidence import row_kernels, units
+from credit_kernels.evidence.contrast import Options
+from credit_kernels.evidence.function import Backend, coefficients
 from credit_kernels.evidence.moments import Moments, concatenate
 from credit_kernels.evidence.operands import Contexts
 from credit_kernels.evidence.plan import Plan, moments_of
@@ -59,12 +60,46 @@ def thresholds(contexts: Contexts, named: tuple[int, ...], top_k: int) -> Tensor
 
 def local_moments(contexts: Contexts, plan: Plan) -> Moments:
     """Statistics over this rank's columns; each chunk of products serves both of its kernels."""
-    contrast = contexts.options.contrast
+    pieces = [moments for *_, moments in chunk_moments(contexts, plan)]
+    return concatenate(pieces) if pieces else contexts.no_moments(plan)
+
+
+def moments_and_units(contexts: Contexts, plan: Plan) -> tuple[Moments, Tensor]:
+    """The same and the [U, R, H] `units`, from the same chunks of products."""
+    student, options = contexts.head(0), contexts.options
+    unit_URH = contexts.number_NR.new_zeros(units.count(options), *student.hidden_RH.shape)
     pieces = []
+    for rows, part, product_CKV, moments in chunk_moments(contexts, plan):
+        numbers = unit_numbers(moments, plan, options)
+        for unit_KH, number_QK in zip(unit_URH[:, rows], numbers, strict=True):
+            ready = part.with_numbers(number_QK)
+            grad_KV = product_gradient(ready, plan, product_CKV, beside=True)
+            write_product(unit_KH, grad_KV, student.weight_CH.T)
+        pieces.append(moments)
+    return concatenate(pieces) if pieces else contexts.no_moments(plan), unit_URH
+
+
+def chunk_moments(
+    contexts: Contexts, plan: Plan
+) -> Iterator[tuple[slice, Contexts, Tensor, Moments]]:
+    """Chunks of rows, with their softmaxes among the numbers, their products and statistics."""
+    contrast = contexts.options.contrast
     for rows, product_CKV in products(contexts):
         part, softmax = contexts[rows].with_softmaxes(softmaxes(contexts[rows], product_CKV))
-        pieces.append(moments_of(softmax, sums(part, plan, product_CKV), plan, contrast))
-    return concatenate(pieces) if pieces else contexts.no_moments(plan)
+        moments = moments_of(softmax, sums(part, plan, product_CKV), plan, contrast)
+        yield rows, part, product_CKV, moments
+
+
+def unit_numbers(moments: Moments, plan: Plan, options: Options) -> list[Tensor]:
+    """[slots + 2, K] for each unit: the numbers that the gradient program reads last."""
+    found, contrast = moments.contrast, options.contrast
+    assert found is not None and contrast is not None
+    alpha_R = found.alpha_T()
+    offset_2R = found.offsets_2T(alpha_R).float()
+    return [
+        coefficients(contrast, plan, alpha_R.float(), offset_2R, incoming_2R) / options.temperature
+        for incoming_2R in units.incoming(options, offset_2R[0])
+    ]
 
 
 def softmaxes(contexts: Contexts, product_CKV: Tensor) -> LocalStats:
@@ -145,14 +180,14 @@ def gradients(
     return grad_RH, None if grad_VH is None else grad_VH.to(student.weight_VH.dtype)
 
 
-def product_gradient(contexts: Contexts, plan: Plan, product_CKV: Tensor) -> Tensor:
+def product_gradient(
+    contexts: Contexts, plan: Plan, product_CKV: Tensor, *, beside: bool = False
+) -> Tensor:
     """Gradient of the student's products: in their place, or beside in the tensor cores' type."""
     head, size = contexts.head(0), ROW_SIZES[target_of(product_CKV.device)]
     grad_KV = product_CKV[0]
-    if head.gradient_dtype != grad_KV.dtype:
-        buffer_KV = grad_KV.new_empty(
-            len(grad_KV), grad_KV.stride(0), dtype=head.gradient_dtype
-        )
+    if beside or head.gradient_dtype != grad_KV.dtype:
+        buffer_KV = grad_KV.new_empty(len(grad_KV), grad_KV.stride(0), dtype=head.gradient_dtype)
         grad_KV = buffer_KV[:, : grad_KV.shape[1]]
     grid = (blocks(grad_KV.shape[0], size.rows), blocks(grad_KV.shape[1], size.columns))
     row_kernels.row_gradient[grid](
@@ -193,4 +228,4 @@ def products(contexts: Contexts) -> Iterator[tuple[slice, Tensor]]:
         yield rows, product_CKV
 
 
-BACKEND = Backend(prepared, local_moments, tilted, gradients)
+BACKEND = Backend(prepared, local_moments, tilted, gradients, moments_and_units)

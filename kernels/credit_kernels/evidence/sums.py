@@ -84,6 +84,10 @@ class ContrastSums:
         """What adds up over columns, T last."""
         return *self.spread.additive, *self.others
 
+    def offsets_2T(self, alpha_T: Tensor) -> Tensor:
+        """What multiplies p in the gradients of the reference and of the evidence."""
+        raise NotImplementedError
+
     def of_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """The same contrast with other fields."""
         return type(self)(self.contrast, self.roles, Spread(*tensors[:3]), *tensors[3:])

@@ -39,9 +39,7 @@ FLOAT32_SIZE = TileSize(rows=16, columns=32, depth=16, warps=4, stages=2)
 """Of all of them for float32 inputs, which no tensor core takes."""
 
 
-def tile_size(
-    sizes: dict[str, TileSize], target: str, itemsize: int, *, capped: bool
-) -> TileSize:
+def tile_size(sizes: dict[str, TileSize], target: str, itemsize: int, *, capped: bool) -> TileSize:
     """The size for inputs of so many bytes, with or without a softcap."""
     if target == INTERPRETER:
         return sizes[target]

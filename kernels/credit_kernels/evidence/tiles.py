@@ -163,23 +163,30 @@ class Tiles:
         width = slice_columns(head)
         buffer_RS = self.hidden_CRH.new_empty(num_rows, width, dtype=head.gradient_dtype)
         for first in range(0, head.num_columns, width):
-            weight_SH = self.weight_VH[first : first + width]
-            grad_RS = buffer_RS[:, : len(weight_SH)]
-            launch = self._launch(weight_SH, TILE_SIZES)
-            rows, columns = launch.constants["ROWS"], launch.constants["COLUMNS"]
-            tile_kernels.tile_gradient[(blocks(num_rows, rows) * blocks(len(weight_SH), columns),)](
-                *launch.sources,
-                grad_RS,
-                number_NR,
-                num_rows,
-                *launch.extents[1:],
-                grad_RS.stride(0),
-                head.scale,
-                head.cap,
-                PLAN=self.plan,
-                **launch.constants,
-            )
-            yield slice(first, first + len(weight_SH)), grad_RS
+            columns = slice(first, min(first + width, head.num_columns))
+            grad_RS = buffer_RS[:, : columns.stop - first]
+            self.write_gradient(grad_RS, columns, number_NR)
+            yield columns, grad_RS
+
+    def write_gradient(self, grad_RS: Tensor, columns: slice, number_NR: Tensor) -> None:
+        """Gradient of the student's products in some columns; its rows reach to whole tiles."""
+        head, num_rows = self.contexts.head(0), self.hidden_CRH.shape[1]
+        weight_SH = self.weight_VH[columns]
+        launch = self._launch(weight_SH, TILE_SIZES)
+        row_blocks = blocks(num_rows, launch.constants["ROWS"])
+        column_blocks = blocks(len(weight_SH), launch.constants["COLUMNS"])
+        tile_kernels.tile_gradient[(row_blocks * column_blocks,)](
+            *launch.sources,
+            grad_RS,
+            number_NR,
+            num_rows,
+            *launch.extents[1:],
+            grad_RS.stride(0),
+            head.scale,
+            head.cap,
+            PLAN=self.plan,
+            **launch.constants,
+        )
 
     def _launch(self, weight_SH: Tensor, sizes: dict[str, TileSize]) -> Launch:
         capped = self.contexts.options.softcap is not None

@@ -95,8 +95,10 @@ class Views:
                     logit_CRV[context, :, block] = tile_RN
                     add_tile(tile_RN, max_CR[context], sum_CR[context], moment_CR[context])
             logit_CR, owned_R = self._target_logits(rows, logit_CRV)
-            yield rows, logit_CRV, LocalStats(
-                max_CR, sum_CR, moment_CR, logit_CR, owned_R.expand_as(logit_CR)
+            yield (
+                rows,
+                logit_CRV,
+                LocalStats(max_CR, sum_CR, moment_CR, logit_CR, owned_R.expand_as(logit_CR)),
             )
 
     def _target_logits(self, rows: slice, logit_CRV: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,18 +57,14 @@ STATS_SIZES = {
     "sm_90": TileSize(rows=128, columns=256, depth=64, warps=8, stages=4, descriptor=True),
     "sm_100": TileSize(rows=128, columns=256, depth=64, warps=8, stages=4, descriptor=True),
     "gfx942": TileSize(rows=128, columns=128, depth=32, warps=8, stages=2),
-    INTERPRETER: TileSize(
-        rows=512, columns=512, depth=128, warps=1, stages=1, descriptor=True
-    ),
+    INTERPRETER: TileSize(rows=512, columns=512, depth=128, warps=1, stages=1, descriptor=True),
 }
 GRADIENT_SIZES = {
     "sm_80": TileSize(rows=128, columns=128, depth=32, warps=8, stages=3),
     "sm_90": TileSize(rows=128, columns=128, depth=64, warps=8, stages=4, descriptor=True),
     "sm_100": TileSize(rows=128, columns=128, depth=64, warps=8, stages=4, descriptor=True),
     "gfx942": TileSize(rows=128, columns=128, depth=32, warps=8, stages=2),
-    INTERPRETER: TileSize(
-        rows=512, columns=512, depth=128, warps=1, stages=1, descriptor=True
-    ),
+    INTERPRETER: TileSize(rows=512, columns=512, depth=128, warps=1, stages=1, descriptor=True),
 }
 FLOAT32_SIZE = TileSize(rows=128, columns=64, depth=32, warps=8, stages=3)
 """Of both, for float32 inputs on every GPU: no tensor core takes part, as TF32 would round, and the
