@@ -5,6 +5,7 @@ The same with engines and nodes that die, on a live Slurm, is in tests/slurm.
 """
 
 import signal
+import subprocess
 import time
 
 import pytest
@@ -82,6 +83,33 @@ def test_the_run_ends_as_if_nothing_had_happened(undisturbed, disturbed):
     for record, other in zip(records[stopped + 1 :], expected[stopped + 1 :], strict=True):
         for name in ("reward/mean", "loss", "grad_norm", "policy/entropy"):
             assert record[name] == pytest.approx(other[name], rel=1e-5, abs=1e-5), name
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system that holds one checkpoint and a half."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=14m", "tmpfs", str(place)])
+    if mounted.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_with_the_reason(small_disk):
+    with launched(small_disk / "run", *SETTINGS, *OTHER_LAYOUT) as run:
+        assert run.finish() == 1
+    (path,) = (run.root / "checkpoints").iterdir()
+    assert path.name == "step-000003"
+    status = run.status()
+    assert status["state"] == "gave-up" and len(run.attempts()) == 1
+    assert "[Errno 28] the checkpoint could not be written" in status["why"]
+    assert "step-000006" in status["why"] and "Make room" in status["why"]
+    assert not run.failure(1)["retry"]
+    outcome = "gave up at once with the reason; the checkpoint before is whole"
+    fault = Fault("disk full", "real", None, None, outcome=outcome)
+    FaultTable.from_environment().add(fault)
 
 
 def test_each_fault_is_seen_named_and_outlived(disturbed):
