@@ -23,7 +23,7 @@ MEANINGS = {
     "compulsory work, by the time taken",
 }
 BUSY_LOAD = 1.5
-"""A load average that is not the benchmark's own one thread."""
+"""A load average that the benchmark's one thread does not explain."""
 COLUMNS = (
     "| method | p20 | p50 | p80 | ratio | extra memory | ratio | TFLOP/s | of product | GB/s "
     "| of bandwidth | of roofline |"
@@ -66,7 +66,7 @@ def markdown(state: dict, ceilings: Ceilings, rows: list[Row], *, repeats: int) 
     lines = [
         f"# Kernels on {state['device']}: {kind} figures",
         "",
-        f"{state['date']}, torch {state['torch']}, threads {state['threads']}, load average "
+        f"{state['date']}, torch {state['torch']}, threads {state['threads']}, load average up to "
         f"{load}; {clock}, forward and backward, {repeats} passes. A product reaches "
         f"{ceilings.flop_per_s / 1e12:.3g} TFLOP/s here, a copy "
         f"{ceilings.bytes_per_s / 1e9:.3g} GB/s. Values and gradients were checked first.",

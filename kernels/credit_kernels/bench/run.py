@@ -10,7 +10,7 @@ import torch
 from credit_kernels.bench.check import Truth
 from credit_kernels.bench.clock import extra_bytes, time_methods
 from credit_kernels.bench.errors import BenchmarkFailed
-from credit_kernels.bench.machine import Ceilings, machine_state, measure_ceilings
+from credit_kernels.bench.machine import Ceilings, load_average, machine_state, measure_ceilings
 from credit_kernels.bench.methods import Method, methods_of
 from credit_kernels.bench.plan import Plan
 from credit_kernels.bench.problem import Problem
@@ -40,11 +40,13 @@ def run(plan: Plan, output: Path, *, tell: Tell) -> list[Path]:
         tell(f"checking {Row.of(problem, '').problem}")
         checked.append(check(problem, plan.methods))
     ceilings, state = measure_ceilings(plan.device, plan.dtype), machine_state(plan.device)
-    rows, paths = [], []
+    rows, paths, loads = [], [], [load_average()]
     for problem, (able, refused) in zip(plan.problems, checked, strict=True):
         tell(f"timing {Row.of(problem, '').problem}")
         rows += measure(problem, able, plan.repeats, ceilings)
         rows += [Row.of(problem, name, note=note) for name, note in refused.items()]
+        loads.append(load_average())
+        state["load_average"] = max(loads)
         # Again after every problem: a run that is stopped leaves what it has measured.
         paths = write_report(output, state, ceilings, rows, repeats=plan.repeats)
     return paths
