@@ -34,15 +34,19 @@ class Connections:
         """The answer, however late: there is no timeout; raises httpx.HTTPError.
 
         A `repeatable` request, which changes nothing, is sent once more on a new connection where
-        it was lost on a used one.
+        it was lost on a used one. One that is not never meets a used one, which the server may be
+        closing just then.
         """
         async with self._free:
+            if not repeatable:
+                async with self._new_client() as client:
+                    return await client.request(method, path, json=body)
             is_used = bool(self._idle)
             client = self._idle.pop() if is_used else self._new_client()
             try:
                 return await client.request(method, path, json=body)
             except LOST:
-                if not (repeatable and is_used):
+                if not is_used:
                     raise
                 await client.aclose()
                 client = self._new_client()

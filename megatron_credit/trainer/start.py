@@ -197,11 +197,11 @@ def prepare(config: RunConfig, directory: RunDirectory, start: Start) -> IO[str]
     directory.create()
     lock = directory.lock()
     replace_text(directory.config, config.model_dump_json(indent=2))
-    with (directory.logs / "checkpoints.log").open("a") as log:
-        log.writelines(f"{time.strftime('%F %T')} {remark}\n" for remark in start.remarks)
-    for path in start.damaged:
-        directory.set_aside(path)
     if start.damaged:
+        with (directory.logs / "checkpoints.log").open("a") as log:
+            log.writelines(f"{time.strftime('%F %T')} {remark}\n" for remark in start.remarks)
+        for path in start.damaged:
+            directory.set_aside(path)
         # The steps up to the damaged one are progress again.
         directory.write_progress(start.last_step)
     begins = start.checkpoint is None

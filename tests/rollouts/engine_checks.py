@@ -161,18 +161,20 @@ def largest_gap(model, client, requests, temperature=1.0) -> float:
     return max(gaps)
 
 
-def chosen_experts(model, token_ids) -> torch.Tensor:
-    """int16, [tokens, layers, experts per token]: where the model's routers send these tokens."""
-    chosen = []
+def chosen_experts(model, token_ids) -> tuple[torch.Tensor, torch.Tensor]:
+    """int16, [tokens, layers, experts per token]: where the model's routers send these tokens; and
+    the routers' logits, [tokens, layers, experts]."""
+    found = []
     hooks = [
-        layer.mlp.gate.register_forward_hook(lambda _gate, _inputs, output: chosen.append(output))
+        layer.mlp.gate.register_forward_hook(lambda _gate, _inputs, output: found.append(output))
         for layer in model.model.layers
     ]
     with torch.no_grad():
         model(torch.tensor([token_ids]))
     for hook in hooks:
         hook.remove()
-    return torch.stack([expert_LK for _, _, expert_LK in chosen], dim=1).to(torch.int16)
+    chosen_LDK = torch.stack([expert_LK for _, _, expert_LK in found], dim=1).to(torch.int16)
+    return chosen_LDK, torch.stack([logit_LE for logit_LE, _, _ in found], dim=1)
 
 
 def perturb(model, seed):

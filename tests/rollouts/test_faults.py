@@ -71,12 +71,24 @@ def require_routed_again(engine, model):
 
 
 def require_chosen(model, one, sample):
-    """The sample comes with the experts that the model chooses, and none for the last token."""
+    """The sample comes with the experts that the model chooses, and none for the last token.
+
+    Two experts of nearly the same logit may change places by rounding, and what follows such a
+    choice, in layers above and in later tokens, has seen another expert.
+    """
     ids = [*one.prompt_ids, *sample.token_ids]
     found_LDK = decode_experts(sample.routed_experts, num_tokens=len(ids))
     assert (found_LDK[-1] == -1).all()
-    expected_LDK = chosen_experts(model, ids[:-1])
-    assert found_LDK[:-1].sort(-1).values.equal(expected_LDK.sort(-1).values)
+    found_LDK = found_LDK[:-1].sort(-1).values
+    expected_LDK, logit_LDE = chosen_experts(model, ids[:-1])
+    differs_LD = (found_LDK != expected_LDK.sort(-1).values).any(-1)
+    if not differs_LD.any():
+        return
+    token, layer = differs_LD.nonzero()[0].tolist()
+    logit_E = logit_LDE[token, layer]
+    least = logit_E[found_LDK[token, layer].long()].min()
+    threshold = logit_E.topk(found_LDK.shape[-1]).values[-1]
+    assert threshold - least <= 1e-4, f"token {token}, layer {layer}: {threshold} > {least}"
 
 
 def test_an_engine_with_experts(tmp_path):
