@@ -10,7 +10,7 @@ from credit_launch.cluster import Running, Step
 from credit_launch.crew import POLL_S, Crew
 from credit_launch.endings import Outcome
 from credit_launch.failures import end_of_log
-from credit_launch.scene import Scene
+from credit_launch.scene import Scene, Superseded
 from credit_launch.topology import Node, split_nodes
 from credit_launch.watch import Watch
 
@@ -47,6 +47,12 @@ def start_and_watch(scene: Scene, nodes: Sequence[Node]) -> Outcome:
         scene.journal.state("running", {"tasks": tasks, "port": topology.port})
         outcome = Watch(scene, crew).until_end()
         return outcome
+    except Superseded:
+        crew.abandon_all()
+        if lease is not None:
+            lease.abandon()
+            lease = None
+        raise
     finally:
         if outcome is None or not must_hurry(scene, outcome):
             crew.end_all()

@@ -47,6 +47,10 @@ class Running(Protocol):
         """Ends its processes."""
         ...
 
+    def abandon(self) -> None:
+        """Leaves its processes to whoever ends the job; nobody is told anything."""
+        ...
+
 
 class Cluster(Protocol):
     """Where an attempt runs."""

@@ -61,6 +61,12 @@ class Crew:
         _wait(left, KILL_WAIT_S)
         self._running.clear()
 
+    def abandon_all(self) -> None:
+        """Leaves all tasks to Slurm, which ends them with the job."""
+        for running in self._running.values():
+            running.abandon()
+        self._running.clear()
+
     def _start_again(self, task: Task, code: int) -> str:
         say, role = self._scene.journal.say, task.role
         where = ", ".join(node.name for node in task.nodes)

@@ -132,6 +132,13 @@ class LaunchFiles:
             self._point_latest(attempt)
             return attempt
 
+    def is_current(self, attempt: AttemptFiles) -> bool:
+        """Whether no later attempt has taken the run over."""
+        try:
+            return int(self.current.read_text()) <= attempt.number
+        except (OSError, ValueError):
+            return True  # not to be read just now
+
     def read_progress(self) -> int:
         """The newest complete checkpoint's step; -1 without one."""
         try:

@@ -129,6 +129,10 @@ class LocalStep:
             if process.poll() is None:
                 process.terminate()
 
+    def abandon(self) -> None:
+        """As `kill`: nobody else would end them."""
+        self.kill()
+
     def kill(self) -> None:
         """Closes the pipes too, so that a keeper ends what is below it."""
         for process in self._processes:

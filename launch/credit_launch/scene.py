@@ -12,6 +12,10 @@ from credit_launch.plan import Plan
 from credit_launch.requests import Requests
 
 
+class Superseded(Exception):
+    """A later attempt has taken over while this supervisor was cut off from the cluster."""
+
+
 @dataclass(frozen=True)
 class Scene:
     """The plan, where it runs, and what was asked for meanwhile."""
@@ -35,7 +39,9 @@ class Scene:
         return self.plan.job_nodes(self.part) - spare
 
     def look_up(self) -> None:
-        """What is due now and then while something is waited for."""
+        """What is due now and then while something is waited for. Raises Superseded."""
+        if not self.run.is_current(self.attempt):
+            raise Superseded(f"a later attempt than {self.attempt.number} has taken over")
         for name in self.requests.news:
             self.journal.say("got", name)
         self.requests.news.clear()

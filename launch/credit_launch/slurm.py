@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -121,6 +123,12 @@ class SrunStep:
     def kill(self) -> None:
         """srun kills its tasks when it is told to end; killed itself, it would leave them."""
         self._process.terminate()
+
+    def abandon(self) -> None:
+        """An srun that ends, or the process that watches over it, has Slurm end the step of this
+        number, which may be that of a later attempt: both are killed together."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def srun_command(plan: Plan, step: Step) -> list[str]:

@@ -15,7 +15,7 @@ from credit_launch.lease import Heartbeat
 from credit_launch.plan import Plan
 from credit_launch.private import read_key, read_secrets
 from credit_launch.requests import Requests
-from credit_launch.scene import Scene
+from credit_launch.scene import Scene, Superseded
 
 REQUEUE_WAIT_S = 180.0
 """How long Slurm may take to end a job that it queues again."""
@@ -54,7 +54,10 @@ class Supervisor:
         except ValueError as error:
             return self._say(Ending("gave-up", str(error), FAILED))
         while True:
-            outcome, ending = self._attempt(secrets)
+            try:
+                outcome, ending = self._attempt(secrets)
+            except Superseded as error:
+                return self._give_way(str(error))
             if not ending.again:
                 self._clean_up(ending)
                 return ending
@@ -85,6 +88,13 @@ class Supervisor:
         ending = decide(outcome, history, self._plan.limits)
         record_end(files, outcome, ending, before=before, after=after)
         return outcome, self._say(ending)
+
+    def _give_way(self, why: str) -> Ending:
+        """Says and does nothing more that Slurm could take for the later attempt's; it ends what is
+        left here when it reaches this node again."""
+        self._journal.say(why)
+        time.sleep(REQUEUE_WAIT_S)
+        return Ending("superseded", why, FAILED)
 
     def _queue_again(self, outcome: Outcome, ending: Ending) -> Ending:
         """Hands the job back to Slurm, which ends us."""

@@ -29,7 +29,7 @@ def noticed(run, clock):
 def finish(run, clock, *, detected, fault, table):
     """The run ends well on other nodes; its row."""
     assert run.wait_finished() == "COMPLETED"
-    assert len(run.attempts()) == 2 and run.slurm()["Restarts"] == "1"
+    assert len(run.attempts()) == 2 and run.slurm()["Restarts"] == "1", run.story()
     assert set(run.steps()) == set(range(1, STEPS + 1))
     second = run.steps(attempt=2)
     assert second == list(range(second[0], STEPS + 1))

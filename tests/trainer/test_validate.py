@@ -138,15 +138,11 @@ def test_the_plan_of_the_quickstart(command):
 
 
 def test_the_plan_fills_in_and_names_the_checkpoint(command, tmp_path):
-    from megatron_credit.mcore.manifest import identity
+    from megatron_credit.mcore.conversion import hf_to_checkpoint
 
-    architecture = read_architecture(ROOT / "models" / "chain-sum-0.6m")
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-000010"
-    checkpoint.mkdir(parents=True)
-    owner = identity(architecture, dtype="fp32", optimizer="adam")
-    (checkpoint / "manifest.json").write_text(
-        json.dumps({"version": 1, "identity": owner, "files": {}})
-    )
+    model = ROOT / "models" / "chain-sum-0.6m"
+    made = hf_to_checkpoint(model, tmp_path / "run" / "checkpoints", dtype="fp32")
+    checkpoint = made.rename(made.with_name("step-000010"))
     overrides = ("--set", "run.allow_new_data=true", "--set", "sampling.max_new_tokens=100")
     output = command("train", "--dry-run", *overrides)
     assert f"goes on from {checkpoint}" in output
