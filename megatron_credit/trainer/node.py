@@ -21,7 +21,6 @@ from megatron_credit.trainer.place import Place, read_place
 from megatron_credit.trainer.run_directory import RunDirectory
 from megatron_credit.trainer.worker_environment import (
     launch_variables,
-    on_interface,
     worker_environment,
 )
 
@@ -62,7 +61,7 @@ def train(config: RunConfig, directory: RunDirectory, place: Place, start: Launc
         ],
         config.launch.trainer_ranks_per_node,
         log=torchrun_log(directory, place),
-        environment=worker_environment() | on_interface(config.launch.interface),
+        environment=worker_environment(),
         meeting=[
             f"--nnodes={len(place.nodes)}",
             f"--node-rank={place.node_rank}",

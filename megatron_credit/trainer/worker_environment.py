@@ -23,13 +23,6 @@ def worker_environment() -> dict[str, str]:
     return {**DEFAULTS, **os.environ}
 
 
-def on_interface(interface: str | None) -> dict[str, str]:
-    """Variables that keep collectives to a network interface; none: that of the node's own name."""
-    if interface is None:
-        return {}
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-
-
 def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:
     """The key of the engine's control endpoints, if it has one."""
     return environment.get(API_KEY_VARIABLE)
