@@ -6,7 +6,6 @@ import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import httpx
@@ -14,6 +13,7 @@ import httpx
 from megatron_credit.batch.rollout import Completion
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.connections import Connections
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.errors import EngineError, RequestRefused
 
 SLOW = "does not say how it is"
@@ -68,11 +68,11 @@ class EngineClient:
         address: str,
         *,
         request_timeout_s: float,
-        log_path: Path | None = None,
+        log: EngineLog | None = None,
         api_key: str | None = None,
     ) -> None:
         self.address = address
-        self.log_path = log_path
+        self.log = log
         self._timeout_s = request_timeout_s
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._connections = Connections(address, headers)
@@ -205,7 +205,7 @@ class EngineClient:
         if answer.status_code != 200:
             kind = RequestRefused if 400 <= answer.status_code < 500 else EngineError
             problem = f"answered {answer.status_code}: {answer.text[:500]}"
-            raise kind(self._problem(purpose, problem), self.log_path)
+            raise kind(self._problem(purpose, problem), self.log)
         try:
             return answer.json() if answer.content else None
         except ValueError:
@@ -259,7 +259,7 @@ class EngineClient:
         return None if status == 200 else f"is not healthy ({vllm_api.HEALTH} says {status})"
 
     def _error(self, purpose: str, problem: str) -> EngineError:
-        return EngineError(self._problem(purpose, problem), self.log_path)
+        return EngineError(self._problem(purpose, problem), self.log)
 
     def _problem(self, purpose: str, problem: str) -> str:
         return f"{purpose}: the engine at {self.address} {problem}"

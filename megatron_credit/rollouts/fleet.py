@@ -183,13 +183,13 @@ class Fleet:
     def _forget(self, member: Member) -> None:
         """Of an engine whose node says that it ended."""
         problem = f"generation: the engine at {member.entry.address} ended"
-        self.lose(member, EngineError(problem, member.client.log_path))
+        self.lose(member, EngineError(problem, member.client.log))
 
     def _client(self, entry: Entry) -> EngineClient:
         return EngineClient(
             entry.address,
             request_timeout_s=self.config.request_timeout_s,
-            log_path=self._source.log_path(entry),
+            log=self._source.log_of(entry),
             api_key=self._api_key,
         )
 
@@ -201,5 +201,5 @@ class Fleet:
         found = members[0]
         return EngineError(
             f"start: the engine at {found.entry.address} {found.problem} after {timeout_s:.3g} s",
-            found.client.log_path,
+            found.client.log,
         )

@@ -190,7 +190,7 @@ class GlooSender:
         for client in set(engines.failed) - before:
             error = engines.failed[client]
             problem = f"with {names} on their way, {error.problem}"
-            engines.failed[client] = EngineError(problem, error.log_path)
+            engines.failed[client] = EngineError(problem, error.log)
 
 
 def fail_with_reason(

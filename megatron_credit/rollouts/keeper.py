@@ -13,9 +13,14 @@ import subprocess
 import sys
 import tempfile
 
+from megatron_credit.memory_kills import RECENT_S, MemoryKills
+
 GRACE_S = 5.0
 """Seconds that the server has to end by itself; vLLM does not listen while it loads a model."""
 
+KEEPER = "(Keeper pid="
+START = "the engine starts"
+OUT_OF_MEMORY = "out of memory"
 EVENTS = (signal.SIGTERM, signal.SIGCHLD)
 LIBC = ctypes.CDLL(None, use_errno=True)  # loading it between fork and exec could deadlock
 
@@ -32,10 +37,15 @@ def main() -> None:
 
 def run_server(command: list[str], *, environment: dict[str, str]) -> int:
     """The server's exit code, negative for a signal, once nothing of it runs any more."""
+    say(START)
+    kills = MemoryKills()
     server = subprocess.Popen(
         command, env=environment, start_new_session=True, preexec_fn=prepare_server
     )
-    signal.sigwait(EVENTS)
+    while signal.sigtimedwait(EVENTS, RECENT_S) is None:
+        kills.look()
+    if killed := kills.just_now():
+        say(f"{OUT_OF_MEMORY}: {killed}")
     if server.poll() is None:
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -43,6 +53,17 @@ def run_server(command: list[str], *, environment: dict[str, str]) -> int:
     with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
         os.killpg(server.pid, signal.SIGKILL)
     return server.wait()
+
+
+def say(words: str) -> None:
+    """A line of our own between the server's."""
+    sys.stdout.write(keeper_line(words, os.getpid()) + "\n")
+    sys.stdout.flush()
+
+
+def keeper_line(words: str, pid: int) -> str:
+    """What a keeper says, as it stands in the log."""
+    return f"{KEEPER}{pid}) {words}"
 
 
 def prepare_server() -> None:

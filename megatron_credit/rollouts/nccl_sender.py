@@ -203,7 +203,7 @@ def require_whole(engines: Participants, members: Sequence[EngineClient]) -> Non
     for client in members:
         if client in engines.failed:
             error = engines.failed[client]
-            raise EngineError(error.problem, error.log_path)
+            raise EngineError(error.problem, error.log)
 
 
 def new_group_id() -> bytes:

@@ -75,5 +75,5 @@ def has_failed(answer: Future) -> bool:
 def sync_error(client: EngineClient, phase: str, problem: str) -> EngineError:
     """An error of one engine in a phase of a sync."""
     return EngineError(
-        f"weight sync, {phase}: the engine at {client.address} {problem}", client.log_path
+        f"weight sync, {phase}: the engine at {client.address} {problem}", client.log
     )

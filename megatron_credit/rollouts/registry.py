@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from megatron_credit.rollouts.engine_log import EngineLog
+
 log = logging.getLogger(__name__)
 
 
@@ -36,8 +38,8 @@ class EngineSource(Protocol):
         """Has this start of an engine ended, which is of no use any more."""
         ...
 
-    def log_path(self, entry: Entry) -> Path | None:
-        """The engine's log, where it is known."""
+    def log_of(self, entry: Entry) -> EngineLog | None:
+        """What this start of the engine wrote, where that is known."""
         ...
 
 
@@ -57,9 +59,9 @@ class FixedEngine:
     def condemn(self, entry: Entry, reason: str) -> None:
         """Nothing: nobody would start another."""
 
-    def log_path(self, entry: Entry) -> Path | None:
+    def log_of(self, entry: Entry) -> EngineLog | None:
         """As `EngineSource` says."""
-        return self._log
+        return None if self._log is None else EngineLog(self._log)
 
 
 class Registry:
@@ -104,9 +106,11 @@ class Registry:
             return None
         return verdict["reason"] if verdict["incarnation"] == entry.incarnation else None
 
-    def log_path(self, entry: Entry) -> Path | None:
+    def log_of(self, entry: Entry) -> EngineLog | None:
         """As `EngineSource` says."""
-        return None if self._logs is None else engine_log(self._logs, entry.name)
+        if self._logs is None:
+            return None
+        return EngineLog(engine_log(self._logs, entry.name), entry.pid)
 
     def _verdict(self, entry: Entry) -> Path:
         return self._directory / f"{entry.name}.condemned"

@@ -16,6 +16,7 @@ import torch
 
 from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.config import EngineConfig
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.guard import KEY_VARIABLE
 from megatron_credit.rollouts.keeper import GRACE_S, end_with_parent
@@ -45,7 +46,7 @@ class EngineServer:
         self, process: subprocess.Popen, *, address: str, api_key: str, log_path: Path
     ) -> None:
         self._process = process
-        self._log_path = log_path
+        self.log = EngineLog(log_path, process.pid)
         self.address = address
         self.api_key = api_key
 
@@ -111,7 +112,7 @@ class EngineServer:
         if code is not None:
             raise EngineError(
                 f"the engine at {self.address} (process {self.pid}) ended with exit code {code}",
-                self._log_path,
+                self.log,
             )
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -124,7 +125,7 @@ class EngineServer:
             time.sleep(POLL_S)
         raise EngineError(
             f"the engine at {self.address} did not answer within {timeout_s:.0f} s of its start",
-            self._log_path,
+            self.log,
         )
 
     def ask_to_stop(self) -> None:

@@ -150,7 +150,7 @@ class Spread:
             raise
         except CancelledError:  # by another thread, which gave the engine up
             problem = f"generation: the engine at {flight.member.entry.address} was given up"
-            self._lose(flight.member, EngineError(problem, flight.member.client.log_path))
+            self._lose(flight.member, EngineError(problem, flight.member.client.log))
         except EngineError as error:
             self._lose(flight.member, error)
         else:
@@ -183,7 +183,7 @@ class Spread:
                 raise EngineError(
                     f"{error.problem}; it is engine number {MAX_DEATHS} that was lost with "
                     f"{describe(asked.request)}",
-                    error.log_path,
+                    error.log,
                 )
         self._crew.num_reissued += len(mine)
         self._waiting.sort(key=lambda asked: (asked.deaths, asked.number))
@@ -206,7 +206,7 @@ class Spread:
             raise EngineError(
                 f"generation: no engine has served for {patience:.3g} s; of the last one: "
                 f"{last.problem}",
-                last.log_path,
+                last.log,
             )
 
     def _feel_pulses(self) -> None:
@@ -241,7 +241,7 @@ def require_sound(answer: Sequence[Completion], flight: Flight) -> None:
             problem = f"sampled with weights {sorted(labels)}, but was given {member.version}"
     if problem:
         raise EngineError(
-            f"generation: the engine at {member.entry.address} {problem}", member.client.log_path
+            f"generation: the engine at {member.entry.address} {problem}", member.client.log
         )
 
 

@@ -28,6 +28,20 @@ FINISH_UPDATE = "/finish_weight_update"
 PREFILL_TOKENS = 8192
 """Prompt tokens that a CPU engine reads in one step."""
 
+OUT_OF_MEMORY = (
+    "out of memory",
+    "OutOfMemoryError",
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "desired GPU memory utilization",
+    "No available memory for the cache blocks",
+    "KV cache is needed",
+    "requested memory for kv",
+)
+"""Of CUDA, torch, Python, the C++ library, and vLLM where it plans its cache."""
+
 DEFAULT_VERSION = "default"
 """What vLLM calls the weights that it loaded itself."""
 
@@ -186,6 +200,11 @@ def version_number(label: str) -> int:
 def is_core_error(line: str) -> bool:
     """Whether a line of the log is an error of the process that computes."""
     return line.startswith(("(EngineCore", "(Worker")) and " ERROR " in line
+
+
+def is_out_of_memory(line: str) -> bool:
+    """Whether an error says that memory was short, or that what is configured will not fit."""
+    return any(words in line for words in OUT_OF_MEMORY)
 
 
 def update_info(names: list[str], dtypes: list[str], shapes: list[list[int]]) -> dict[str, Any]:

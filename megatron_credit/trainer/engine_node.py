@@ -111,7 +111,7 @@ class EngineNode:
             server.check_alive()
             self._require_wanted(post, server)
         except EngineError as error:
-            self._replace(post, str(error))
+            self._replace(post, error)
             return
         if post.entry is None and is_healthy(server.address):
             post.entry = Entry(
@@ -132,20 +132,21 @@ class EngineNode:
                 raise EngineError(
                     f"the engine at {server.address} did not answer within {timeout_s:.0f} s of "
                     "its start",
-                    post.log,
+                    server.log,
                 )
             return
         verdict = self._registry.condemned(post.entry)
         if verdict is not None:
-            raise EngineError(f"the trainer gave {post.name} up: {verdict}", post.log)
+            raise EngineError(f"the trainer gave {post.name} up: {verdict}", server.log)
 
-    def _replace(self, post: Post, reason: str) -> None:
+    def _replace(self, post: Post, error: EngineError) -> None:
         """Starts the engine again, unless that was done too often."""
-        self.reason = reason
         self._withdraw(post)
         assert post.server is not None
         post.server.stop()
         post.server = None
+        # Only now its log is whole.
+        self.reason = reason = str(error)
         if post.restarts_left == 0:
             log.error("%s is lost and not started again: %s", post.name, reason)
             return

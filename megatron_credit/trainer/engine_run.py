@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from megatron_credit.mcore.architecture import read_architecture
 from megatron_credit.mcore.manifest import MANIFEST
 from megatron_credit.rollouts.client import EngineClient
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.server import EngineServer
 from megatron_credit.tasks.base import Task
@@ -121,7 +122,7 @@ def open_sampler(questions: Questions, *, log: Path) -> Iterator[Sampler]:
         client = EngineClient(
             address,
             request_timeout_s=config.engine.request_timeout_s,
-            log_path=log,
+            log=EngineLog(log),
             api_key=key,
         )
         stack.callback(client.close)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from megatron_credit.errors import FailedProcess
+from megatron_credit.memory_kills import MemoryKills
 from megatron_credit.report.curve import draw_curve
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.server import EngineServer, end_with_parent
@@ -189,15 +190,20 @@ def watcher(
 ) -> Callable[[], bool]:
     """A function that says whether the run goes on and raises when one of its processes failed."""
 
+    kills = MemoryKills()
+
     def goes_on() -> bool:
+        kills.look()
         code = trainer.poll()
         if code == 0:
             return False
         if server is not None:
             check_engine(server, started=directory.status.exists())
         if code is not None:
+            killed = kills.just_now()
             raise TrainerError(
-                f"the trainer {describe_exit(code)}\n{failed_log(directory, num_ranks)}"
+                f"the trainer {describe_exit(code)}{killed and f'; {killed}'}\n"
+                f"{failed_log(directory, num_ranks)}"
             )
         return True
 

@@ -5,11 +5,13 @@ torchrun with its ranks. The supervisor has put the place of the node into the e
 """
 
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 
+from megatron_credit.memory_kills import RECENT_S, MemoryKills
 from megatron_credit.report.curve import draw_curve
 from megatron_credit.rollouts.server import end_with_parent
 from megatron_credit.trainer.config import RunConfig
@@ -39,17 +41,24 @@ def main() -> None:
     config = RunConfig.model_validate_json((place.run / "launch" / "config.json").read_text())
     directory = RunDirectory(config.run.directory)
     start = begin(config, directory, attempt) if place.leads else read_start(attempt)
+    kills = MemoryKills()
     with start:
-        code = 0 if start.is_finished else train(config, directory, place, start)
+        code = 0 if start.is_finished else train(config, directory, place, start, kills)
     if code:
-        report_ranks(attempt, place, directory, code)
+        report_ranks(attempt, place, directory, code, kills)
     elif place.leads and not attempt.stopped.exists():
         draw_curve(read_metrics(directory.metrics), directory.curve, title=directory.root.name)
         attempt.write_done()
     sys.exit(1 if code else 0)
 
 
-def train(config: RunConfig, directory: RunDirectory, place: Place, start: LaunchedStart) -> int:
+def train(
+    config: RunConfig,
+    directory: RunDirectory,
+    place: Place,
+    start: LaunchedStart,
+    kills: MemoryKills,
+) -> int:
     """Runs this node's ranks; torchrun's exit code."""
     torchrun = start_ranks(
         [
@@ -72,7 +81,11 @@ def train(config: RunConfig, directory: RunDirectory, place: Place, start: Launc
         ],
         inherited=[] if start.lock is None else [start.lock],
     )
-    return torchrun.wait()
+    while True:
+        try:
+            return torchrun.wait(RECENT_S)
+        except subprocess.TimeoutExpired:
+            kills.look()
 
 
 def engines_of(config: RunConfig, place: Place) -> tuple[str, str]:
@@ -88,7 +101,7 @@ def torchrun_log(directory: RunDirectory, place: Place) -> Path:
 
 
 def report_ranks(
-    attempt: LaunchedAttempt, place: Place, directory: RunDirectory, code: int
+    attempt: LaunchedAttempt, place: Place, directory: RunDirectory, code: int, kills: MemoryKills
 ) -> None:
     """Says what became of this node's ranks, where nobody said why the attempt ends."""
     log = torchrun_log(directory, place)
@@ -96,7 +109,8 @@ def report_ranks(
     node = place.nodes[place.node_rank]
     if cause is not None and int(cause[2]) < 0:
         what = describe_exit(int(cause[2]))
-        reason = f"rank {cause[1]} on node {node} {what}; {log} and the kernel log may say why"
+        why = kills.just_now() or f"{log} and the kernel log may say why"
+        reason = f"rank {cause[1]} on node {node} {what}; {why}"
         attempt.report(Failure(reason, retry=True, rank=int(cause[1])))
         return
     deadline = time.monotonic() + CONSEQUENCE_S

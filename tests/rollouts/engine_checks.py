@@ -14,6 +14,7 @@ from megatron_credit.rollouts import vllm_api
 from megatron_credit.rollouts.buckets import Piece
 from megatron_credit.rollouts.client import EngineClient, GenerateRequest
 from megatron_credit.rollouts.config import EngineConfig
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.server import EngineServer
 from megatron_credit.rollouts.sync import WeightSync
 
@@ -106,7 +107,7 @@ def started(
         client = EngineClient(
             server.address,
             request_timeout_s=config.request_timeout_s,
-            log_path=log,
+            log=EngineLog(log),
             api_key=server.api_key,
         )
         client.wait_ready(10)

@@ -9,6 +9,7 @@ import pytest
 from rollouts.stub_engine import CONFIG, KEY, POISON, StubEngine, stub_fleet, wait_for
 
 from megatron_credit.rollouts.client import GenerateRequest
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.errors import EngineError, RequestRefused
 from megatron_credit.rollouts.fleet import Fleet
 from megatron_credit.rollouts.registry import Entry, FixedEngine, Registry
@@ -218,4 +219,4 @@ def test_the_registry_shows_whole_entries_only(tmp_path):
     assert (registry.condemned(first), registry.condemned(second)) == ("slow", None)
     registry.withdraw(second)
     assert registry.entries() == []
-    assert registry.log_path(second) == tmp_path / "engine-r-0.0.log"
+    assert registry.log_of(second) == EngineLog(tmp_path / "engine-r-0.0.log", keeper=4)

@@ -27,6 +27,7 @@ from rollouts.node_checks import (
     tree_of,
     wait_complete,
 )
+from rollouts.starving import out_of_memory, refuse_memory
 from rollouts.stub_engine import wait_for
 
 from megatron_credit.rollouts.errors import EngineError
@@ -142,6 +143,33 @@ def test_hangs_while_generating(fleet, model, node, undisturbed):
     assert not any(one.is_running() and one.status() != "zombie" for one in below)
     assert "the trainer gave rollout-0." in node.log.read_text()
     assert fleet.generate(REQUESTS) == undisturbed
+
+
+def test_no_memory_for_a_step(fleet, model, undisturbed):
+    """Which of its parts fails first, and what that says, is not known."""
+    victim = fleet.current()[0]
+
+    def starve():
+        wait_for(lambda: is_computing(victim.entry))
+        refuse_memory(core_of(victim.entry))
+
+    tensors = checkpoint_tensors(model)
+    assert generate_with_newcomers(fleet, REQUESTS, tensors, starve) == undisturbed
+    wait_complete(fleet, tensors)
+
+
+def test_ended_by_the_kernel_for_its_memory(fleet, model, node, undisturbed):
+    victim = fleet.current()[0]
+    tensors = checkpoint_tensors(model)
+    wait_complete(fleet, tensors)
+    with out_of_memory(core_of(victim.entry)) as by_kernel:
+        assert generate_with_newcomers(fleet, REQUESTS, tensors) == undisturbed
+    wait_complete(fleet, tensors)
+    if not by_kernel:
+        pytest.skip("no cgroup with a limit of memory can be made here")
+    # Trainer and node say it, also when the engine was started again since.
+    for text in (str(fleet.last_loss), node.log.read_text().rpartition(" is lost, ")[2]):
+        assert "ran out of memory: engine.kv_cache_mib" in text, text
 
 
 def test_killed_in_a_sync(fleet, model, undisturbed):

@@ -1,6 +1,7 @@
 """The keeper ends all that is below it, whichever process goes first; `sleep`s are the server."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rollouts.starving import out_of_memory
+from rollouts.stub_engine import wait_for
 
 from megatron_credit.rollouts.keeper import GRACE_S
 
@@ -95,3 +98,30 @@ def test_a_server_that_does_not_listen(keep):
         keeper.wait(1)  # it has some time to end by itself
     assert keeper.wait(GRACE_S + 5) == 128 + signal.SIGKILL
     assert none_is_left(tree)
+
+
+HUNGRY = """
+import pathlib, time
+while not pathlib.Path("eat").exists():
+    time.sleep(0.05)
+bytearray(100 << 20)
+"""
+
+
+def test_the_log_says_that_the_kernel_ended_a_process(tmp_path):
+    """The server ends as after any other error."""
+    script = f"{sys.executable} -c '{HUNGRY}' & echo $! > hungry; wait; exit 1"
+    command = [sys.executable, "-m", "megatron_credit.rollouts.keeper", "sh", "-c", script]
+    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    path = tmp_path / "hungry"
+    wait_for(lambda: path.exists() and path.read_text().strip())
+    with out_of_memory(psutil.Process(int(path.read_text()))) as by_kernel:
+        (tmp_path / "eat").touch()
+    words, _ = keeper.communicate(timeout=20)
+    assert keeper.returncode == 1
+    if not by_kernel:
+        pytest.skip("no cgroup with a limit of memory can be made here")
+    prefix = rf"\(Keeper pid={keeper.pid}\) "
+    killed = r"out of memory: the kernel ended .* of this machine for lack of memory just now"
+    expected = rf"{prefix}the engine starts\n{prefix}{killed}\n"
+    assert re.fullmatch(expected, words), words

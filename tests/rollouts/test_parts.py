@@ -17,6 +17,7 @@ from megatron_credit.rollouts import guard, vllm_api
 from megatron_credit.rollouts.buckets import Piece, bucket_bytes, pack, plan_buckets, unpack
 from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.config import EngineConfig
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.server import EngineServer
 
@@ -119,7 +120,7 @@ def test_a_hanging_engine_is_given_up(tmp_path):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        client = EngineClient(address, request_timeout_s=0.5, log_path=log)
+        client = EngineClient(address, request_timeout_s=0.5, log=EngineLog(log))
         with pytest.raises(EngineError, match=r"gave no answer within 0.5 s(.|\n)*line of the log"):
             client.reset_prefix_cache()
 

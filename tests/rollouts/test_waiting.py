@@ -14,7 +14,7 @@ import torch
 from megatron_credit.rollouts import connections
 from megatron_credit.rollouts.client import EngineClient, GenerateRequest
 from megatron_credit.rollouts.config import EngineConfig
-from megatron_credit.rollouts.errors import LOG_LINES, EngineError
+from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.gloo_group import GlooGroup
 from megatron_credit.rollouts.gloo_sender import GlooSender, meeting_host
 from megatron_credit.rollouts.participants import Participants
@@ -142,17 +142,6 @@ def test_a_sync_with_a_dead_engine_names_the_phase_at_once(fake):
     assert time.monotonic() - start < 5
     sender.close()
     client.close()
-
-
-def test_the_message_shows_the_cause_and_the_end_of_a_long_log(tmp_path):
-    log = tmp_path / "engine.log"
-    cause = ["(EngineCore pid=5) ERROR 11-30 [core.py:1] IndexError: the cause"]
-    spam = [f"(APIServer pid=4) ERROR line {number}" for number in range(5000)]
-    log.write_text("\n".join(["before", *cause, *spam]) + "\n")
-    lines = str(EngineError("generation: it died", log)).splitlines()
-    assert lines[:2] == ["generation: it died", f"the end of {log}:"]
-    assert lines[2] == f"  {cause[0]}"
-    assert lines[3:] == [f"  {line}" for line in spam[-LOG_LINES:]]
 
 
 def pair(timeout_s=20.0):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from megatron_credit.batch.rollout_files import read_rollouts, write_rollouts
 from megatron_credit.rollouts.client import EngineClient
 from megatron_credit.rollouts.config import AttemptsConfig, EngineConfig, SamplingConfig
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.server import EngineServer
 from megatron_credit.tasks.chain_sum import ChainSum, ChainSumConfig
 from megatron_credit.trainer.attempts import attempt_signals
@@ -34,7 +35,7 @@ def engine(tmp_path_factory):
     try:
         server.wait_ready(200)
         client = EngineClient(
-            server.address, request_timeout_s=60, log_path=log, api_key=server.api_key
+            server.address, request_timeout_s=60, log=EngineLog(log), api_key=server.api_key
         )
         yield SimpleNamespace(
             client=client,

@@ -14,6 +14,7 @@ from rollouts.engine_checks import dense_model
 from rollouts.node_checks import started_node
 from rollouts.stub_engine import wait_for
 
+from megatron_credit.rollouts.engine_log import EngineLog
 from megatron_credit.rollouts.errors import EngineError
 from megatron_credit.rollouts.registry import Registry
 from megatron_credit.rollouts.server import EngineServer, Seat, one_interface
@@ -94,7 +95,7 @@ class FakeServer:
     started: ClassVar[list] = []
 
     def __init__(self, seat, log_path):
-        self.seat, self.log_path = seat, log_path
+        self.seat, self.log = seat, EngineLog(log_path)
         self.address = f"http://127.0.0.1:{len(self.started)}"
         self.pid = 100 + len(self.started)
         self.is_dead = self.is_stopped = False
@@ -102,7 +103,7 @@ class FakeServer:
 
     def check_alive(self):
         if self.is_dead:
-            raise EngineError(f"{self.address} ended with exit code -9", self.log_path)
+            raise EngineError(f"{self.address} ended with exit code -9", self.log)
 
     def ask_to_stop(self):
         self.is_stopped = True

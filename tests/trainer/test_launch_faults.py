@@ -1,5 +1,5 @@
-"""Ranks that die or hang in a launched run, and a launch with another layout: the run ends as if
-nothing had happened.
+"""Engines without memory, ranks that die or hang in a launched run, and a launch with another
+layout: the run ends as if nothing had happened.
 
 The same with engines and nodes that die, on a live Slurm, is in tests/slurm.
 """
@@ -9,6 +9,8 @@ import subprocess
 import time
 
 import pytest
+from rollouts.node_checks import core_of
+from rollouts.starving import out_of_memory
 from slurm.faults import Fault, FaultTable
 from trainer.launched_runs import (
     LaunchedRun,
@@ -17,6 +19,8 @@ from trainer.launched_runs import (
     lost_rollouts,
     require_same_rollouts,
 )
+
+from megatron_credit.rollouts.registry import read_entry
 
 STEPS = 8
 HANG_S = 15.0
@@ -35,12 +39,15 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory):
-    """A run of which a rank is killed and that is then stopped; launched again under another
-    layout, a rank of it hangs. Where it was stopped, and what the faults cost."""
+    """A run whose engine runs out of memory, of which a rank is killed, and that is then stopped;
+    launched again under another layout, a rank of it hangs. Where it was stopped, and what the
+    faults cost."""
     root = tmp_path_factory.mktemp("launched") / "disturbed"
     log = root.parent / "disturbed.log"
     costs = {}
     with launched(root, *SETTINGS) as run:
+        run.wait_step(1)
+        costs["memory"] = starve_engine(run)
         run.wait_step(2)
         costs["killed"] = end_rank(run, 1, signal.SIGKILL, attempt=1)
         run.wait_step(3, attempt=2)
@@ -53,6 +60,18 @@ def disturbed(tmp_path_factory):
         costs["hung"] = end_rank(run, 1, signal.SIGSTOP, attempt=3)
         assert run.finish() == 0, log.read_text()
     return run, stopped, costs
+
+
+def starve_engine(run: LaunchedRun) -> tuple[float, float, int]:
+    """The engine gets no more memory; seconds until it was lost and until a step was done."""
+    (path,) = (run.attempts()[0] / "engines").glob("*.json")
+    entry = read_entry(path)
+    start = time.monotonic()
+    with out_of_memory(core_of(entry)):
+        run.wait(lambda: read_entry(path) != entry, "the loss to be seen")
+        detected, reached = time.monotonic() - start, run.reached()
+    run.wait(lambda: run.reached() > reached, "the step after the loss")
+    return detected, time.monotonic() - start, 0
 
 
 def end_rank(run: LaunchedRun, rank: int, number: int, *, attempt: int) -> tuple[float, float, int]:
@@ -115,6 +134,8 @@ def test_a_full_disk_ends_the_run_with_the_reason(small_disk):
 def test_each_fault_is_seen_named_and_outlived(disturbed):
     run, _, costs = disturbed
     assert len(run.attempts()) == 4
+    (path,) = (run.attempts()[0] / "logs").glob("rollout-0.*.log")
+    assert "rollout-0.0 is lost, 2 restarts left" in path.read_text()
     killed, hung = run.failure(1), run.failure(3)
     assert killed["reason"].startswith("rank 1 on node local1 was ended by SIGKILL")
     assert killed["rank"] == 1 and killed["retry"]
@@ -124,6 +145,10 @@ def test_each_fault_is_seen_named_and_outlived(disturbed):
     assert costs["hung"][0] < 4 * HANG_S
     table = FaultTable.from_environment()
     outcomes = {
+        "memory": (
+            "engine out of memory",
+            "engine started again, given the current weights, asked again; trainer untouched",
+        ),
         "killed": ("a trainer's rank killed", "new attempt from the checkpoint"),
         "hung": (
             f"a trainer's rank stopped (hang_timeout_s = {HANG_S:g}), after a change of layout",
@@ -133,5 +158,5 @@ def test_each_fault_is_seen_named_and_outlived(disturbed):
     }
     for name, (fault, outcome) in outcomes.items():
         detected, resumed, repeated = costs[name]
-        is_equal = True if name == "killed" else None
+        is_equal = None if name == "hung" else True
         table.add(Fault(fault, "real", detected, resumed, repeated, 0, is_equal, outcome))
