@@ -110,7 +110,7 @@ class DistillationTeaching(Teaching):
 
     FOUND: ClassVar[tuple[str, ...]] = ("distillation",)
     beta: float = 0.5
-    """See `objective.distillation.generalised_jsd`."""
+    """See `credit_kernels.divergence_loss`."""
     top_k: int | None = None
     """Tokens of the student's that are told apart; None: the whole vocabulary."""
 

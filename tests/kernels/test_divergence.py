@@ -11,9 +11,8 @@ from credit_kernels.divergence.cases import CASES
 from credit_kernels.divergence.reference import Plain
 from credit_kernels.evidence import views as views_module
 from credit_kernels.logprob import head as head_module
+from objective.distillation_reference import distillation_loss
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from megatron_credit.objective.distillation import distillation_loss
 
 NAMED = {case.name: case for case in CASES}
 REPRESENTATIVE = ("small", "forward", "reverse", "capped", "top_k", "top_k_forward")

@@ -12,9 +12,8 @@ import torch.multiprocessing as multiprocessing
 from mcore import distillation_worker, tiny_models, views_worker
 from mcore.distillation_worker import CASES, KINDS
 from mcore.views_worker import DENSE, TEACHER, TEMPERATURE
+from objective.distillation_reference import generalised_jsd, with_tail
 from transformers import AutoModelForCausalLM
-
-from megatron_credit.objective.distillation import generalised_jsd, with_tail
 
 TOLERANCE = 1e-5
 LAYOUTS = [name for cases in CASES.values() for name in cases]

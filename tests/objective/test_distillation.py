@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-
-from megatron_credit.objective.distillation import distillation_loss, generalised_jsd, with_tail
+from objective.distillation_reference import distillation_loss, generalised_jsd, with_tail
 
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 every_beta = pytest.mark.parametrize("beta", BETAS)

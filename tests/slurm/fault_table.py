@@ -13,8 +13,8 @@ HEAD = """# What faults cost
 
 Each row is a test in `tests/slurm`, on a Slurm of its own: slurmctld and 24 nodes that are
 namespaces of one machine (2 cores, no GPU), where a node can really lose its power or its cable.
-The rows of a rank, of memory and of a full disk are tests in `tests/trainer/test_launch_faults.py`, of
-`launch local`.
+The rows of a rank, of memory and of a full disk are tests in
+`tests/trainer/test_launch_faults.py`, of `launch local`.
 Measured on {date}, several tests side by side and beside other work, with
 
 ```

@@ -1,4 +1,5 @@
-"""The distillation loss of OPSD (2601.18734), SDPO (2601.20802) and SRPO (2604.02288).
+"""The distillation loss of OPSD (2601.18734), SDPO (2601.20802) and SRPO (2604.02288) from
+log-probs of the whole vocabulary: what the kernels are held against.
 
 Further shape letters: V vocabulary, X events: tokens of the vocabulary, or K of them and the tail.
 """
