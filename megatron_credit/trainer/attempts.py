@@ -166,11 +166,18 @@ def check_attempts(rollout: Rollout, name: str) -> None:
 
 
 def passed_within(rollout: Rollout, num_attempts: int) -> bool:
-    """Whether one of the first attempts passed; a rollout without spans of attempts is one."""
+    """Whether one of the first attempts is known to have passed."""
+    return verdict_within(rollout, num_attempts) is True
+
+
+def verdict_within(rollout: Rollout, num_attempts: int) -> bool | None:
+    """Whether one of the first attempts passed; None where none did and one has no verdict. A
+    rollout without spans of attempts is one."""
     spans = rollout.spans.get(ATTEMPT)
-    if spans is None:
-        return rollout.reward == 1.0
-    return any(span.score == 1.0 for span in spans[:num_attempts])
+    scores = [rollout.reward] if spans is None else [span.score for span in spans[:num_attempts]]
+    if any(score == 1.0 for score in scores):
+        return True
+    return None if any(map(math.isnan, scores)) else False
 
 
 def attempt_metrics(rollouts: Sequence[Rollout], max_attempts: int) -> dict[str, float]:

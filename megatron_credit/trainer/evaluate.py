@@ -102,7 +102,7 @@ def evaluate(
     with locked_output(output.parent), open_questions(config, found) as questions:
         prompts = held_out(questions)
         groups = sample(questions, prompts, plan, console, log=output.with_suffix(".engine.log"))
-        result = Result(summarise(groups, plan.ks), by_dataset(groups, plan.ks))
+        result = result_of(groups, plan.ks, max_attempts=config.max_attempts)
         content = describe(questions, plan, groups) | asdict(result)
     rollouts = output.with_suffix(".jsonl")
     write_rollouts(rollouts, (rollout for group in groups for rollout in group))
@@ -154,14 +154,17 @@ def answered(
         )
 
 
-def by_dataset(
-    groups: Sequence[Sequence[Rollout]], ks: Sequence[int]
-) -> dict[str, dict[str, Estimate]]:
-    """The estimates of each dataset's prompts."""
+def result_of(
+    groups: Sequence[Sequence[Rollout]], ks: Sequence[int], *, max_attempts: int = 1
+) -> Result:
+    """The estimates of all prompts, and of each dataset's."""
     datasets: dict[str, list[Sequence[Rollout]]] = {}
     for group in groups:
         datasets.setdefault(group[0].source, []).append(group)
-    return {name: summarise(part, ks) for name, part in datasets.items()}
+    parts = {
+        name: summarise(part, ks, max_attempts=max_attempts) for name, part in datasets.items()
+    }
+    return Result(summarise(groups, ks, max_attempts=max_attempts), parts)
 
 
 def describe(
@@ -192,7 +195,7 @@ def without_verdict(groups: Sequence[Sequence[Rollout]]) -> str:
     """How many answers the verifier did not come to a verdict on, and what became of them."""
     answers = [rollout for group in groups for rollout in group]
     number = sum(math.isnan(rollout.reward) for rollout in answers)
-    remark = ": left out of pass@k and maj@k, not counted as wrong" if number else ""
+    remark = ": left out of all but the shares, not counted as wrong" if number else ""
     return f"{number} of {len(answers)} answers have no verdict{remark}"
 
 

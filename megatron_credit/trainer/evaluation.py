@@ -1,8 +1,8 @@
-"""What the graded answers to held-out prompts say: pass@k, maj@k and shares; pure.
+"""What the graded answers to held-out prompts say: pass@k, maj@k, Verification@k, shares; pure.
 
 Every quantity is first computed of one prompt, from its n answers, then averaged over prompts, so
 each prompt weighs the same. Answers without a verdict (the verifier timed out or failed) are left
-out of pass@k and maj@k, not counted as wrong: the n of such a prompt is smaller.
+out of pass@k, maj@k and Verification@k, not counted as wrong: the n of such a prompt is smaller.
 """
 
 import math
@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from megatron_credit.batch.rollout import Rollout
 from megatron_credit.rewards.verdict import OUTCOMES
+from megatron_credit.trainer.attempts import verdict_within
 
 Z_95 = 1.959963984540054
 """Two-sided 95 % of the normal distribution lies within this many standard deviations."""
@@ -30,13 +31,23 @@ class Estimate:
     """Prompts with enough answers to have a value."""
 
 
-def summarise(groups: Sequence[Sequence[Rollout]], ks: Sequence[int]) -> dict[str, Estimate]:
-    """The estimates of all metrics by name, from the answers to each prompt."""
+def summarise(
+    groups: Sequence[Sequence[Rollout]], ks: Sequence[int], *, max_attempts: int = 1
+) -> dict[str, Estimate]:
+    """The estimates of all metrics by name, from the answers to each prompt.
+
+    Of several attempts pass@k takes the first, as a run without attempts has it, and the shares of
+    outcomes the last; there is no maj@k, as records do not say what the first ones answered.
+    """
     shares = {f"pass@{k}": shares_of(groups, lambda group, k=k: prompt_pass(group, k)) for k in ks}
     shares |= {
         f"maj@{k}": shares_of(groups, lambda group, k=k: prompt_majority(group, k))
         for k in ks
-        if k > 1  # of one answer, the majority is the answer
+        if k > 1 and max_attempts == 1  # of one answer, the majority is the answer
+    }
+    shares |= {
+        f"verification@{k}": shares_of(groups, lambda group, k=k: prompt_verification(group, k))
+        for k in range(2, max_attempts + 1)
     }
     shares |= {
         outcome: shares_of(groups, lambda group, o=outcome: mean([r.outcome == o for r in group]))
@@ -58,8 +69,22 @@ def shares_of(
 
 def prompt_pass(group: Sequence[Rollout], k: int) -> float | None:
     """pass@k of one prompt; None where fewer than k of its answers have a verdict."""
-    verdicts = [rollout.reward == 1 for rollout in group if not math.isnan(rollout.reward)]
+    verdicts = verdicts_within(group, 1)
     return pass_at_k(len(verdicts), sum(verdicts), k) if len(verdicts) >= k else None
+
+
+def prompt_verification(group: Sequence[Rollout], num_attempts: int) -> float | None:
+    """The share of the answers to one prompt that passed within so many attempts; None where none
+    has a verdict."""
+    verdicts = verdicts_within(group, num_attempts)
+    return mean(verdicts) if verdicts else None
+
+
+def verdicts_within(group: Sequence[Rollout], num_attempts: int) -> list[bool]:
+    """For each answer whether it passed within the first attempts; those are left out of which
+    that is not known."""
+    known = (verdict_within(rollout, num_attempts) for rollout in group)
+    return [passed for passed in known if passed is not None]
 
 
 def prompt_majority(group: Sequence[Rollout], k: int) -> float | None:

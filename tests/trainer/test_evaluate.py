@@ -8,15 +8,14 @@ from trainer.record_cases import rollout
 
 from megatron_credit.trainer.evaluate import (
     Plan,
-    Result,
     answered,
-    by_dataset,
     cell,
     parse_ks,
+    result_of,
     table_of,
     without_verdict,
 )
-from megatron_credit.trainer.evaluation import Estimate, summarise
+from megatron_credit.trainer.evaluation import Estimate
 
 
 def group(source, *rewards):
@@ -36,7 +35,7 @@ def shown(result):
 
 def test_each_dataset_has_its_column():
     groups = [group("sums [easy]", 1.0, 1.0), group("words", 0.0, 1.0), group("words", 0.0, 0.0)]
-    result = Result(summarise(groups, (1, 2)), by_dataset(groups, (1, 2)))
+    result = result_of(groups, (1, 2))
     assert {name: found["pass@1"].mean for name, found in result.datasets.items()} == {
         "sums [easy]": 1.0,
         "words": 0.25,
@@ -50,7 +49,7 @@ def test_each_dataset_has_its_column():
 
 def test_one_dataset_is_no_column():
     groups = [group("", 1.0)]
-    rows = shown(Result(summarise(groups, (1,)), by_dataset(groups, (1,))))
+    rows = shown(result_of(groups, (1,)))
     assert ["prompts", "1"] in rows
 
 
@@ -63,7 +62,7 @@ def test_answers_without_a_verdict_are_said():
     assert without_verdict([group("", 1.0, 0.0)]) == "0 of 2 answers have no verdict"
     found = without_verdict([group("", 1.0, float("nan"))])
     assert found == (
-        "1 of 2 answers have no verdict: left out of pass@k and maj@k, not counted as wrong"
+        "1 of 2 answers have no verdict: left out of all but the shares, not counted as wrong"
     )
 
 

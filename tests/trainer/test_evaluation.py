@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_credit.batch.rollout import Rollout
+from megatron_credit.batch.rollout import Rollout, Span
 from megatron_credit.rewards.verdict import Verdict
 from megatron_credit.trainer.evaluation import (
     majority_at_k,
@@ -148,6 +148,30 @@ def test_a_verifier_without_normal_forms_has_no_majority():
     found = summarise([[answer("right"), answer("wrong")]], (1, 2))
     assert found["pass@2"].mean == 1.0
     assert math.isnan(found["maj@2"].mean) and found["maj@2"].num_prompts == 0
+
+
+def attempts(*scores):
+    """An answer of several attempts."""
+    names = {1.0: "right", 0.0: "wrong"}
+    last = answer(names.get(scores[-1], "timeout"), "7")
+    last.spans["attempt"] = [Span(k, k + 1, score) for k, score in enumerate(scores)]
+    return last
+
+
+def test_several_attempts():
+    """pass@k is that of first attempts; what the later ones add is Verification@k."""
+    unknown = math.nan
+    first = [attempts(0.0, 0.0, 1.0), attempts(1.0), attempts(0.0, 1.0), attempts(0.0, 0.0, 0.0)]
+    second = [attempts(0.0, unknown), attempts(unknown), attempts(0.0, 0.0, 1.0), attempts(1.0)]
+    found = summarise([first, second], (1, 2), max_attempts=3)
+    assert found["pass@1"].mean == (1 / 4 + 1 / 3) / 2
+    assert found["pass@2"].mean == (1 / 2 + 2 / 3) / 2
+    assert found["verification@2"].mean == (2 / 4 + 1 / 2) / 2
+    assert found["verification@3"].mean == (3 / 4 + 2 / 2) / 2
+    assert found["right"].mean == (3 / 4 + 2 / 4) / 2
+    assert "verification@1" not in found and "maj@2" not in found
+    none = summarise([[attempts(unknown)]], (1,), max_attempts=2)
+    assert none["verification@2"].num_prompts == 0
 
 
 def test_lengths_and_truncation_weigh_prompts_alike():
