@@ -60,6 +60,22 @@ class EngineMemory:
     """Keys and values of one token of context."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMemory:
+    """Bytes of a checkpoint, on all ranks together."""
+
+    weights: int
+    optimizer: int
+    """float32 masters of the weights, and Adam's moments."""
+    teacher: int
+    """The float32 average of an `ema` teacher."""
+
+    @property
+    def total(self) -> int:
+        """Everything together."""
+        return self.weights + self.optimizer + self.teacher
+
+
 @dataclass(frozen=True)
 class Parameters:
     """Numbers that one rank holds."""
@@ -125,6 +141,25 @@ def engine_memory(
     return EngineMemory(
         weights=(whole.dense + whole.expert) * bytes_per_number // tensor,
         kv_per_token=architecture.num_layers * per_layer * bytes_per_number,
+    )
+
+
+def checkpoint_memory(
+    architecture: Architecture,
+    *,
+    policy: PolicyConfig,
+    optimizer: OptimizerConfig,
+    teacher: TeacherConfig | None = None,
+) -> CheckpointMemory:
+    """The size of a checkpoint, which no layout changes."""
+    whole = rank_parameters(architecture, ParallelConfig(), 0)
+    number = whole.dense + whole.expert
+    moments = 2 * FP32 if optimizer.kind == "adam" else 0
+    average = FP32 if teacher is not None and teacher.kind == "ema" else 0
+    return CheckpointMemory(
+        weights=number * BYTES[policy.dtype],
+        optimizer=number * (FP32 + moments),
+        teacher=number * average,
     )
 
 

@@ -1,5 +1,6 @@
 """What `train` would do: configuration, ranks, batches, memory, start; none of it is done."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ def show_plan(
     console.print(memory_table(prediction))
     if prediction.engine_weights:
         console.print(f"  {engine_line(resolved, prediction, context)}")
+    console.print(f"  {checkpoint_line(resolved, prediction)}")
     console.print(f"  {check_fits(resolved, prediction, machine or Machine.here())}")
     console.print("\n[bold]Start[/]")
     console.print(f"  {describe_start(start, directory)}", markup=False)
@@ -205,6 +207,19 @@ def memory_table(prediction: Prediction) -> Table:
         values = {**vars(stage), "total": stage.total}
         table.add_row(ranks, *(f"{values[part] / MIB:,.1f}" for part in parts))
     return table
+
+
+def checkpoint_line(config: RunConfig, prediction: Prediction) -> str:
+    """What checkpoints need on the disk of the run's directory, and what that has."""
+    root = config.run.directory.absolute()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    kept = config.checkpoint.keep_last
+    more = ", those of checkpoint.keep_every apart" if config.checkpoint.keep_every else ""
+    return (
+        f"checkpoint: {size(prediction.checkpoint)} on the disk, with the last {kept} and one that "
+        f"is being written {size((kept + 1) * prediction.checkpoint)}{more}; {size(free)} are free"
+    )
 
 
 def engine_line(config: RunConfig, prediction: Prediction, context: int) -> str:

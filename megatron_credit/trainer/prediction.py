@@ -7,7 +7,13 @@ import psutil
 import torch
 
 from megatron_credit.mcore.architecture import Architecture
-from megatron_credit.mcore.memory import RankMemory, engine_memory, trainer_memory
+from megatron_credit.mcore.memory import (
+    CheckpointMemory,
+    RankMemory,
+    checkpoint_memory,
+    engine_memory,
+    trainer_memory,
+)
 from megatron_credit.trainer.config import RunConfig
 from megatron_credit.trainer.evidence_teacher import teacher_of
 
@@ -53,6 +59,10 @@ class Prediction:
     """Keys and values of one sequence of the longest length, on each engine rank."""
     engine_cache: int
     """Keys and values that an engine rank on a CPU has room for."""
+    checkpoint: int
+    """A checkpoint, on the disk."""
+    staging: int
+    """What a save copies to the host's memory, all ranks together."""
 
     @property
     def trainer_total(self) -> int:
@@ -74,6 +84,12 @@ def predict(
     engine = config.engine
     width = 4 if engine.dtype == "float32" else 2  # vLLM's `auto` takes 16 bits for float32 too
     one = engine_memory(architecture, bytes_per_number=width, tensor=engine.tensor_parallel)
+    checkpoint = checkpoint_memory(
+        architecture,
+        policy=config.policy,
+        optimizer=config.optimizer,
+        teacher=teacher_of(config),
+    )
     stages = trainer_memory(
         architecture,
         policy=config.policy,
@@ -88,7 +104,18 @@ def predict(
         engine_weights=one.weights if has_engine and engine.address is None else 0,
         sequence_cache=one.kv_per_token * (engine.max_model_len or architecture.max_positions),
         engine_cache=engine.kv_cache_mib * MIB,
+        checkpoint=checkpoint.total,
+        staging=staging(config, checkpoint),
     )
+
+
+def staging(config: RunConfig, checkpoint: CheckpointMemory) -> int:
+    """What of a checkpoint is in the host's memory while it is written: all of it where training
+    goes on meanwhile, else what had to be gathered from the ranks that share it."""
+    if config.checkpoint.asynchronous and config.checkpoint.every:
+        return checkpoint.total
+    is_split = config.parallel.distributed_optimizer and config.optimizer.kind == "adam"
+    return checkpoint.optimizer if is_split else 0
 
 
 def check_fits(config: RunConfig, prediction: Prediction, machine: Machine) -> str:
@@ -105,10 +132,10 @@ def on_cpu(config: RunConfig, prediction: Prediction, machine: Machine) -> str:
             f"{size(prediction.sequence_cache)} of KV cache, but engine.kv_cache_mib="
             f"{config.engine.kv_cache_mib}; raise it, or lower engine.max_model_len"
         )
-    needed = prediction.trainer_total + engine
+    needed = prediction.trainer_total + engine + prediction.staging
     words = (
-        f"trainer {size(prediction.trainer_total)} + engine {size(engine)} = {size(needed)} of "
-        f"{size(machine.host)} free"
+        f"trainer {size(prediction.trainer_total)} + engine {size(engine)} + a save "
+        f"{size(prediction.staging)} = {size(needed)} of {size(machine.host)} free"
     )
     if needed > machine.host:
         raise ValueError(f"{words}; {advice(config)}, or use a larger machine")
@@ -116,7 +143,8 @@ def on_cpu(config: RunConfig, prediction: Prediction, machine: Machine) -> str:
 
 
 def on_gpus(config: RunConfig, prediction: Prediction, machine: Machine) -> str:
-    """Rank i has device i; the engine takes its share of the first devices."""
+    """Rank i has device i; the engine takes its share of the first devices. Saves are copied to the
+    host's memory."""
     num_gpus, num_ranks = len(machine.gpus), config.num_processes
     if num_ranks > num_gpus:
         raise ValueError(
@@ -138,6 +166,12 @@ def on_gpus(config: RunConfig, prediction: Prediction, machine: Machine) -> str:
             raise ValueError(f"{words}; {lower}{advice(config)}")
         if least is None or total - needed < least:
             least, tightest = total - needed, words
+    if prediction.staging > machine.host:
+        raise ValueError(
+            f"a save copies {size(prediction.staging)} to the host's memory, of which "
+            f"{size(machine.host)} are free; checkpoint.asynchronous = false with "
+            "parallel.distributed_optimizer = false needs no copy"
+        )
     return f"tightest is {tightest}"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from megatron_credit.mcore import cpu_mode
 from megatron_credit.mcore.architecture import Architecture
 from megatron_credit.mcore.config import OptimizerConfig, ParallelConfig, PolicyConfig
-from megatron_credit.mcore.memory import trainer_memory
+from megatron_credit.mcore.memory import checkpoint_memory, trainer_memory
 from megatron_credit.mcore.world import join_world
 from megatron_credit.objective.config import ObjectiveConfig
 
@@ -107,7 +107,10 @@ def run_case(case: Case) -> dict[str, dict[str, int]]:
         ranks=ranks,
         tokens_per_microbatch=MICROBATCH,
     )
-    real = static_bytes(policy) | {"activations": peak_of_saved(policy)}
+    real = static_bytes(policy) | {
+        "activations": peak_of_saved(policy),
+        "checkpoint": saved_bytes(policy),
+    }
     stop_parallel(keep_world=True)
     predicted = trainer_memory(
         architecture,
@@ -116,10 +119,11 @@ def run_case(case: Case) -> dict[str, dict[str, int]]:
         parallel=parallel,
         num_processes=WORLD_SIZE,
     )
+    checkpoint = checkpoint_memory(architecture, policy=settings, optimizer=optimizer)
     axes = ("rank", "pp_rank", "dp_rank", "cp_rank", "tp_rank", "ep_rank", "etp_rank")
     return {
         "real": real,
-        "predicted": vars(predicted[ranks.pp_rank]),
+        "predicted": vars(predicted[ranks.pp_rank]) | {"checkpoint": checkpoint.total},
         "place": {axis.removesuffix("_rank"): vars(ranks)[axis] for axis in axes},
     }
 
@@ -147,6 +151,14 @@ def static_bytes(policy: Any) -> dict[str, int]:
         "buffers": sum(buffer.grad_data.nbytes for buffer in buffers),
         "optimizer": optimizer,
     }
+
+
+def saved_bytes(policy: Any) -> int:
+    """What this rank copies for an asynchronous save."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+
+    found = [one.data for one in nested_values(policy.training_state().written(copied=True))]
+    return sum(one.nbytes for one in found if isinstance(one, Tensor) and not one.is_meta)
 
 
 class SavedBytes:

@@ -43,6 +43,13 @@ def test_optimizer_state_is_counted_exactly_over_all_ranks(results, name):
 
 
 @every_case
+def test_a_checkpoint_is_as_large_as_predicted(results, name):
+    """A layout pads the vocabulary to a multiple of its own."""
+    real = sum(rank["real"]["checkpoint"] for rank in results[name])
+    assert real == pytest.approx(results[name][0]["predicted"]["checkpoint"], rel=0.01)
+
+
+@every_case
 def test_buffers_are_padded_by_little(results, name):
     """Parameters begin at multiples of 64 elements, buckets end at multiples of 128 x ranks."""
     for rank in results[name]:

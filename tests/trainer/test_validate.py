@@ -189,6 +189,7 @@ def test_batches_are_counted(quickstart):
         (Machine(host=GIB, gpus=(GIB, GIB)), ("engine.gpu_memory=0.95",), "GPU 0: 1.1 GiB"),
         (Machine(host=GIB, gpus=(2 * GIB, GIB // 16)), (), "GPU 1: 177.5 MiB of 64.0 MiB"),
         (Machine(host=GIB, gpus=(2 * GIB, GIB)), (), ""),
+        (Machine(host=GIB // 256, gpus=(2 * GIB, GIB)), (), "a save copies 9.8 MiB to the host's"),
     ],
 )
 def test_what_does_not_fit_says_so(quickstart, machine, overrides, message):
