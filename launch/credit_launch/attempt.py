@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from credit_launch import preflight
 from credit_launch.cluster import Running, Step
 from credit_launch.crew import POLL_S, Crew
-from credit_launch.endings import Outcome
+from credit_launch.endings import Outcome, num_bad_nodes_before
 from credit_launch.failures import end_of_log
 from credit_launch.scene import Scene, Superseded
 from credit_launch.topology import Node, split_nodes
 from credit_launch.watch import Watch
 
+MAX_LONE_NODES = 3
+"""A job of one node tries so many before it takes the fault for its own."""
 ANSWERS_S = 10.0
 """Beyond the time limit of the checks: until a step has started, and its answers are seen."""
 
@@ -131,12 +133,20 @@ def asked_before_start(scene: Scene) -> Outcome:
     return Outcome(was_stopped=requests.wants_stop, was_warned=True, has_saved=True)
 
 
+def may_be_the_node(scene: Scene, verdict: preflight.Verdict) -> bool:
+    """Whether the only node of a job may be to blame: not where it is the third in a row."""
+    if scene.cluster.job is None or len(verdict.bad) > 1:
+        return False
+    earlier = [attempt for attempt in scene.run.attempts() if attempt.number < scene.attempt.number]
+    return num_bad_nodes_before(earlier) + 1 < MAX_LONE_NODES
+
+
 def too_few(scene: Scene, verdict: preflight.Verdict) -> Outcome:
     """The outcome where too few nodes pass the checks."""
     why = preflight.describe(verdict)
-    if verdict.all_refused:
+    if verdict.all_refused and not may_be_the_node(scene, verdict):
         return Outcome(reason=f"no node passes the checks: {why}", may_retry=False)
-    if not verdict.good:
+    if not verdict.good and not verdict.all_refused:
         log = end_of_log([scene.attempt.logs / "preflight.log"])
         return Outcome(reason=f"the checks of the nodes did not run: {why}; {log}")
     return Outcome(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from credit_launch.files import AttemptFiles, LaunchFiles, publish, read_json
 from credit_launch.plan import Limits
@@ -133,6 +135,16 @@ def history_of(
     if outcome.is_failure and outcome.counts and after <= before:
         fruitless = 1 + _fruitless_before(attempts[:-1])
     return History(len(attempts), fruitless)
+
+
+def num_bad_nodes_before(attempts: Sequence[AttemptFiles]) -> int:
+    """How many of the last attempts in a row ended because of bad nodes."""
+    ends = (read_json(attempt.end) for attempt in reversed(attempts))
+    return len(list(itertools.takewhile(_blames_nodes, ends)))
+
+
+def _blames_nodes(end: Mapping[str, Any]) -> bool:
+    return bool(end) and end["failed"] and not end["counts"]
 
 
 def _fruitless_before(attempts: Sequence[AttemptFiles]) -> int:

@@ -106,6 +106,8 @@ class LaunchFiles:
         self.latest = self.home / "latest"
         self.lock = self.home / "supervisor.lock"
         self.bad_nodes = self.home / "bad-nodes"
+        self.successor = self.home / "successor"
+        """Number of the job that took the place of this one of the rollout array."""
 
     def attempts(self) -> list[AttemptFiles]:
         """All attempts, the oldest first."""
@@ -152,6 +154,21 @@ class LaunchFiles:
             return self.bad_nodes.read_text().split()
         except FileNotFoundError:
             return []
+
+    def jobs(self) -> list[str]:
+        """Slurm's numbers of the run's jobs, those of engines last; some may be over."""
+        main = read_json(self.job).get("job")
+        return [*([str(main)] if main else []), *self.rollout_jobs()]
+
+    def rollout_jobs(self) -> list[str]:
+        """Slurm's numbers of the jobs that are not the trainer's."""
+        array = read_json(self.job).get("rollout_job")
+        successors = [path.read_text().strip() for path in self.successors()]
+        return [*([str(array)] if array else []), *successors]
+
+    def successors(self) -> list[Path]:
+        """What names the jobs that took the place of one of the rollout array."""
+        return sorted(self.root.glob(f"*/{self.successor.name}"))
 
     def _point_latest(self, attempt: AttemptFiles) -> None:
         link = self.home / f".latest.{os.getpid()}.tmp"

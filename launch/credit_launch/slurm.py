@@ -98,8 +98,9 @@ class SlurmCluster:
 
     def submit_successor(self, script: Path, exclude: Sequence[str]) -> str:
         """An sbatch: the nodes that a job must not use cannot be changed once it has run."""
+        array = [f"--array={self.array_task}"] if self.array_task else []
         command = [
-            *("sbatch", "--parsable", "--dependency=singleton"),
+            *("sbatch", "--parsable", f"--dependency=afterany:{self._variables.job}", *array),
             *(f"--exclude={','.join(exclude)}", str(script)),
         ]
         return ask(command).strip().split(";")[0]

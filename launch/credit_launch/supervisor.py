@@ -98,8 +98,8 @@ class Supervisor:
 
     def _queue_again(self, outcome: Outcome, ending: Ending) -> Ending:
         """Hands the job back to Slurm, which ends us."""
-        bad = sorted({*self._files.read_bad_nodes(), *outcome.bad_nodes})
-        if outcome.bad_nodes and not self._part:
+        if outcome.bad_nodes:
+            bad = sorted({*self._files.read_bad_nodes(), *outcome.bad_nodes})
             publish(self._files.bad_nodes, "\n".join(bad) + "\n")
             return self._send_successor(bad, ending)
         why = self._cluster.requeue()
@@ -110,21 +110,26 @@ class Supervisor:
         return Ending(ending.state, ending.why, FAILED)
 
     def _send_successor(self, bad: list[str], ending: Ending) -> Ending:
+        files = self._files
         exclude = sorted({*self._plan.slurm.exclude, *bad})
+        script = files.rollout_script if self._part else files.script
         try:
-            job = self._cluster.submit_successor(self._files.script, exclude)
+            job = self._cluster.submit_successor(script, exclude)
         except RuntimeError as error:
             return self._say(Ending("gave-up", f"no successor: {error}", FAILED))
-        record = {**read_json(self._files.job), "job": job, "submitted": time.time()}
-        publish(self._files.job, json.dumps(record) + "\n")
+        if self._part:
+            publish(files.successor, f"{job}\n")
+        else:
+            record = {**read_json(files.job), "job": job, "submitted": time.time()}
+            publish(files.job, json.dumps(record) + "\n")
         self._journal.state("requeued", {"next": job, "exclude": exclude}, why=ending.why)
         return Ending("requeued", ending.why, 0)
 
     def _clean_up(self, ending: Ending) -> None:
         """The rollout jobs end with the run, not with an attempt of it."""
-        job = read_json(self._files.job).get("rollout_job")
-        if job and not self._part and ending.state in ("done", "stopped", "gave-up"):
-            self._cluster.cancel(str(job))
+        if not self._part and ending.state in ("done", "stopped", "gave-up"):
+            for job in self._files.rollout_jobs():
+                self._cluster.cancel(job)
 
     def _read_secrets(self) -> dict[str, str]:
         plan = self._plan

@@ -112,14 +112,28 @@ def test_layout_jobs_submits_an_array_that_follows_the_trainer(desk, slurm):
     assert json.loads(desk.files.job.read_text())["rollout_job"] == "43"
 
 
+def test_jobs_that_took_the_place_of_an_engine_job_are_the_runs_too(desk, slurm):
+    desk.launch("--set", 'launch.layout="jobs"', "--nodes", 5)
+    engines = LaunchFiles(desk.run, "rollout-1")
+    engines.home.mkdir()
+    engines.successor.write_text("77\n")
+    assert desk.files.jobs() == ["42", "43", "77"]
+    slurm.answers("queue", "RUNNING\n")
+    desk.type("stop", desk.run, "--now")
+    assert {"scancel 42", "scancel 43", "scancel 77"} <= set(slurm.calls)
+
+
 def test_a_new_launch_clears_what_the_last_one_left(desk, slurm):
     desk.launch()
-    for path in (desk.files.done, desk.files.stop, desk.files.bad_nodes):
+    engines = LaunchFiles(desk.run, "rollout-0")
+    engines.home.mkdir()
+    marks = [desk.files.done, desk.files.stop, desk.files.bad_nodes]
+    marks += [engines.successor, engines.bad_nodes]
+    for path in marks:
         path.touch()
     desk.files.claim()
     desk.launch()
-    assert not any(path.exists() for path in (desk.files.done, desk.files.stop))
-    assert not desk.files.bad_nodes.exists()
+    assert not any(path.exists() for path in marks)
     assert read_plan(desk.files.plan).first_attempt == 2
 
 

@@ -3,7 +3,15 @@
 import json
 
 import pytest
-from credit_launch.endings import Ending, History, Outcome, decide, history_of, record_end
+from credit_launch.endings import (
+    Ending,
+    History,
+    Outcome,
+    decide,
+    history_of,
+    num_bad_nodes_before,
+    record_end,
+)
 from credit_launch.files import LaunchFiles
 from credit_launch.plan import Limits
 
@@ -76,6 +84,15 @@ def test_what_slurm_ended_and_bad_nodes_count_neither_way(tmp_path):
         book.add(neutral)
     assert book.add(BAD_NODE).num_fruitless == 0
     assert book.add(CRASH) == History(6, 2)
+
+
+def test_bad_nodes_in_a_row_are_counted(tmp_path):
+    book = Book(tmp_path)
+    found = []
+    for outcome in (BAD_NODE, CRASH, BAD_NODE, BAD_NODE, ENDED, BAD_NODE, LOST):
+        book.add(outcome)
+        found.append(num_bad_nodes_before(book.files.attempts()))
+    assert found == [1, 0, 1, 2, 0, 1, 0]
 
 
 def test_an_earlier_launch_does_not_count(tmp_path):

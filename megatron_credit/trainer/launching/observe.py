@@ -81,7 +81,7 @@ def stop_run(run: Path, *, now: bool) -> str:
     if not found["alive"]:
         return f"nothing to stop: {found['state']}"
     files.stop.touch()
-    jobs = [str(job) for job in jobs_of(files)]
+    jobs = files.jobs()
     if now or found["slurm"] == "PENDING":
         for job in jobs:
             site.cancel(job)
@@ -92,12 +92,6 @@ def stop_run(run: Path, *, now: bool) -> str:
         files.stop_now.touch()
         return "its processes are being ended"
     return "it saves after the present step, then ends; it will not be queued again"
-
-
-def jobs_of(files: LaunchFiles) -> list[str]:
-    """Slurm's numbers of the run's jobs."""
-    known = read_json(files.job)
-    return [str(known[name]) for name in ("job", "rollout_job") if known.get(name)]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from credit_launch.files import LaunchFiles, is_locked, read_json
+from credit_launch.files import LaunchFiles, is_locked
 from credit_launch.plan import Plan
 from credit_launch.private import read_secrets
 from credit_launch.validate import check_plan
@@ -87,10 +87,8 @@ def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
 
 def check_alone(files: LaunchFiles) -> None:
     """ValueError where the run is alive."""
-    known = read_json(files.job)
-    for name in ("job", "rollout_job"):
-        job = known.get(name)
-        state = site.job_state(str(job)) if job and site.has_slurm() else ""
+    for job in files.jobs() if site.has_slurm() else []:
+        state = site.job_state(job)
         if state:
             raise ValueError(
                 f"{files.run} is a run of job {job}, which is {state}; wait for it, or "

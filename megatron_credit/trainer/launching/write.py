@@ -47,7 +47,9 @@ def check_syntax(script: Path) -> None:
 
 def clear_marks(files: LaunchFiles) -> None:
     """Takes away what an earlier launch of this run left to say that it is over."""
-    for path in (files.stop, files.stop_now, files.done, files.bad_nodes, files.job):
+    marks = [files.stop, files.stop_now, files.done, files.bad_nodes, files.job]
+    marks += [*files.successors(), *files.root.glob(f"*/{files.bad_nodes.name}")]
+    for path in marks:
         path.unlink(missing_ok=True)
 
 
