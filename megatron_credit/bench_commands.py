@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from megatron_credit.console import STOPPED, escaped, plain_console, reported_errors
+from megatron_credit.console import STOPPED, Overrides, escaped, plain_console, reported_errors
 
 bench = typer.Typer(no_args_is_help=True)
 
@@ -122,10 +122,7 @@ def credit(
     config: Annotated[
         Path, typer.Option(help="TOML file of a run whose task is chain_sum.")
     ] = Path("configs/bench/credit.toml"),
-    overrides: Annotated[
-        Names,
-        typer.Option("--set", help="section.key=value, once for each change.", show_default=False),
-    ] = None,
+    overrides: Overrides = None,
     model: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from megatron_credit.bench_commands import bench
-from megatron_credit.console import BAD_INPUT, FAILED, escaped, plain_console, reported_errors
+from megatron_credit.console import (
+    BAD_INPUT,
+    FAILED,
+    Overrides,
+    escaped,
+    plain_console,
+    reported_errors,
+)
 from megatron_credit.launch_commands import launch, logs, status, stop
 
 
@@ -25,10 +32,6 @@ app.add_typer(launch, name="launch", help="Runs over many nodes, under Slurm or 
 app.add_typer(bench, name="bench", help="Measures speed and memory on this machine.")
 
 Config = Annotated[Path, typer.Argument(help="TOML file of the run, as in configs/.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="section.key=value, once for each change.", show_default=False),
-]
 
 
 @app.callback()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -9,6 +10,12 @@ from rich.console import Console
 BAD_INPUT = 2
 FAILED = 1
 STOPPED = 130
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="section.key=value, once for each change.", show_default=False),
+]
+"""The option that every command with a configuration has."""
 
 
 @contextmanager

@@ -6,16 +6,12 @@ from typing import Annotated
 
 import typer
 
-from megatron_credit.console import plain_console, reported_errors
+from megatron_credit.console import Overrides, plain_console, reported_errors
 
 launch = typer.Typer(no_args_is_help=True)
 
 Config = Annotated[Path, typer.Argument(help="TOML file of the run, as in configs/launch.")]
 Run = Annotated[Path, typer.Argument(help="The run.directory of a launched run.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="section.key=value, once for each change.", show_default=False),
-]
 Nodes = Annotated[
     int | None,
     typer.Option(

@@ -1,5 +1,6 @@
 """Size and CRC-32 of files, and whether a checkpoint's are what was written."""
 
+import os
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from typing import Any
 from megatron_credit.mcore.manifest import DamagedCheckpoint, read_manifest
 
 _BLOCK = 1 << 24
-_READERS = 4
+_FEWEST_READERS, _MOST_READERS = 4, 16
 
 
 def verify(directory: Path, expected: Mapping[str, str]) -> dict[str, Any]:
@@ -24,7 +25,8 @@ def verify(directory: Path, expected: Mapping[str, str]) -> dict[str, Any]:
     manifest = read_manifest(directory, expected)
     files: dict[str, str] = manifest["files"]
     # zlib and the file system let other threads run meanwhile.
-    with ThreadPoolExecutor(_READERS) as readers:
+    num_readers = min(max(len(os.sched_getaffinity(0)), _FEWEST_READERS), _MOST_READERS)
+    with ThreadPoolExecutor(num_readers) as readers:
         found = readers.map(lambda name: readable(directory / name), files)
         refuse_altered(directory, files, dict(zip(files, found, strict=True)))
     check_pickles(directory)

@@ -5,9 +5,12 @@ All of them appear whole, by rename or as a file that must not exist before.
 
 import json
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 
 from megatron_credit.errors import lasts
 from megatron_credit.trainer.run_directory import replace_text
@@ -73,6 +76,24 @@ class LaunchedAttempt:
             pass
         finally:
             os.unlink(partial)
+
+
+def report_uncaught(
+    attempt: LaunchedAttempt, failure_of: Callable[[BaseException], Failure | None]
+) -> None:
+    """From here on an error that ends this process is also the attempt's, as `failure_of` says it;
+    None: it says nothing of the attempt."""
+    print_traceback = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        print_traceback(kind, error, traceback)
+        failure = failure_of(error)
+        if failure is not None:
+            attempt.report(failure)
+
+    sys.excepthook = hook
 
 
 def can_be_tried_again(error: BaseException) -> bool:

@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from megatron_credit.memory_kills import RECENT_S, MemoryKills
 from megatron_credit.report.curve import draw_curve
 from megatron_credit.rollouts.server import end_with_parent
 from megatron_credit.trainer.config import RunConfig
-from megatron_credit.trainer.launched_attempt import Failure, LaunchedAttempt, can_be_tried_again
+from megatron_credit.trainer.launched_attempt import (
+    Failure,
+    LaunchedAttempt,
+    can_be_tried_again,
+    report_uncaught,
+)
 from megatron_credit.trainer.launched_start import LaunchedStart, begin, read_start
 from megatron_credit.trainer.local import describe_exit, start_ranks
 from megatron_credit.trainer.metrics import read_metrics
@@ -37,7 +41,7 @@ def main() -> None:
     end_with_parent()
     place = read_place(launch_variables())
     attempt = LaunchedAttempt(place.attempt)
-    report_uncaught(attempt)
+    report_uncaught(attempt, failure_here)
     config = RunConfig.model_validate_json((place.run / "launch" / "config.json").read_text())
     directory = RunDirectory(config.run.directory)
     start = begin(config, directory, attempt) if place.leads else read_start(attempt)
@@ -120,17 +124,9 @@ def report_ranks(
     attempt.report(Failure(reason, retry=True))
 
 
-def report_uncaught(attempt: LaunchedAttempt) -> None:
-    """From here on an error that ends this process is also the attempt's."""
-    print_traceback = sys.excepthook
-
-    def hook(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        print_traceback(kind, error, traceback)
-        attempt.report(Failure(str(error) or kind.__name__, retry=can_be_tried_again(error)))
-
-    sys.excepthook = hook
+def failure_here(error: BaseException) -> Failure:
+    """Of an error before or after the ranks ran."""
+    return Failure(str(error) or type(error).__name__, retry=can_be_tried_again(error))
 
 
 if __name__ == "__main__":

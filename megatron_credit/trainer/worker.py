@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import TracebackType
 
 from megatron_credit.mcore import cpu_mode
 
@@ -24,7 +23,12 @@ from megatron_credit.mcore.progress_board import ProgressBoard  # noqa: E402
 from megatron_credit.rollouts.server import end_with_parent  # noqa: E402
 from megatron_credit.trainer.config import RunConfig  # noqa: E402
 from megatron_credit.trainer.evidence_teacher import teacher_of  # noqa: E402
-from megatron_credit.trainer.launched_attempt import Failure, LaunchedAttempt, can_be_tried_again  # noqa: E402
+from megatron_credit.trainer.launched_attempt import (  # noqa: E402
+    Failure,
+    LaunchedAttempt,
+    can_be_tried_again,
+    report_uncaught,
+)
 from megatron_credit.trainer.loop import Rollouts, Trainer  # noqa: E402
 from megatron_credit.trainer.recorder import (  # noqa: E402
     RunRecorder,
@@ -56,7 +60,7 @@ def main() -> None:
     ranks = join(first)
     watchdog = start_watchdog(first, ranks, attempt)
     if attempt is not None:
-        report_uncaught(attempt, watchdog)
+        report_uncaught(attempt, lambda error: failure_of_rank(error, watchdog))
     fleet, where = None, arguments.engines or arguments.engine
     for directory in directories:
         config = read_config(directory)
@@ -112,27 +116,16 @@ def start_watchdog(config: RunConfig, ranks: Ranks, attempt: LaunchedAttempt | N
     )
 
 
-def report_uncaught(attempt: LaunchedAttempt, watchdog: Watchdog) -> None:
-    """From here on an error that ends this process is also the attempt's, unless it only says that
-    another process is gone."""
-    print_traceback = sys.excepthook
-
-    def hook(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        print_traceback(kind, error, traceback)
-        if not is_lost_peer(error):
-            reason = f"{kind.__name__}: {error}"
-            attempt.report(
-                Failure(
-                    reason,
-                    retry=can_be_tried_again(error),
-                    rank=global_rank(),
-                    phase=watchdog.phase,
-                )
-            )
-
-    sys.excepthook = hook
+def failure_of_rank(error: BaseException, watchdog: Watchdog) -> Failure | None:
+    """None for an error that only says that another process is gone."""
+    if is_lost_peer(error):
+        return None
+    return Failure(
+        f"{type(error).__name__}: {error}",
+        retry=can_be_tried_again(error),
+        rank=global_rank(),
+        phase=watchdog.phase,
+    )
 
 
 def start_rank(

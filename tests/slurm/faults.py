@@ -1,8 +1,9 @@
 """What a fault cost: the rows of docs/faults.md, written by the tests that caused it."""
 
+import fcntl
 import json
 import os
-import threading
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -38,7 +39,6 @@ class FaultTable:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._lock = threading.Lock()
 
     @classmethod
     def from_environment(cls) -> "FaultTable":
@@ -50,10 +50,21 @@ class FaultTable:
         """Keep a row."""
         if self._path is None:
             return
-        with self._lock:
+        with locked(self._path.parent):
             rows = json.loads(self._path.read_text()) if self._path.exists() else []
             key = (fault.fault, fault.tasks)
             rows = [row for row in rows if (row["fault"], row["tasks"]) != key]
             rows.append({**asdict(fault), "measured": date.today().isoformat()})
             rows.sort(key=lambda row: (row["tasks"], row["fault"]))
             self._path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+@contextmanager
+def locked(directory: Path):
+    """No other test, of this process or another, is in here meanwhile."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slurm.lab import Lab
 from slurm.runs import ROOT, Run, new_run
+from trainer.step_records import FLEET, lasting
 
 CONFIG = ROOT / "configs/launch/cpu_two_nodes.toml"
 STEPS, PROMPTS, SAMPLES = 12, 4, 4
@@ -28,8 +29,6 @@ SMALL = (
     "task.eval_size=16",
     "evaluation.every=6",
 )
-OF_THE_FLEET = ("rollout/engines", "rollout/engines_lost", "rollout/reissued")
-"""Metrics that say that an engine was lost."""
 PATIENCE_S = 600
 _TURNS = threading.Semaphore(2)
 """Each run is an engine and two ranks: more at once would be too much for a small machine."""
@@ -71,15 +70,6 @@ def num_records(run: Run) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def lasting(record: dict) -> dict:
-    """A record without what depends on the clock, and without the counts of lost engines."""
-    return {
-        name: value
-        for name, value in record.items()
-        if not name.startswith(("timing/", "perf/")) and name not in OF_THE_FLEET
-    }
-
-
 def rollout_texts(run: Run) -> dict[str, str]:
     """The rollout files."""
     return {path.name: path.read_text() for path in sorted((run.root / "rollouts").iterdir())}
@@ -100,7 +90,9 @@ def require_same(run: Run, undisturbed: Run) -> None:
     """Metrics, rollouts and weights are those of the undisturbed run, bit for bit."""
     mine, theirs = metrics(run), metrics(undisturbed)
     assert [record["step"] for record in mine] == [record["step"] for record in theirs]
-    different = differences(map(lasting, mine), map(lasting, theirs))
+    different = differences(
+        (lasting(record, *FLEET) for record in mine), (lasting(record, *FLEET) for record in theirs)
+    )
     assert not different, f"other than undisturbed, by step and name: {different}"
     assert rollout_texts(run) == rollout_texts(undisturbed), "other rollouts than undisturbed"
     name = Path("model/model.safetensors")

@@ -137,15 +137,6 @@ def launched(root: Path, *overrides: str):
     assert not left, left
 
 
-FLEETING = ("timing/", "perf/", "rollout/engines", "rollout/reissued")
-"""Metrics that depend on the clock or tell of faults."""
-
-
-def lasting(record: dict) -> dict:
-    """What every run of the same configuration must have in common."""
-    return {name: value for name, value in record.items() if not name.startswith(FLEETING)}
-
-
 def lost_rollouts(run: LaunchedRun, steps: int) -> int:
     """Rollouts of the run's steps that are missing or there more than once."""
     seen = []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from trainer.step_records import lasting
 from typer.testing import CliRunner
 
 from megatron_credit.batch.rollout_files import read_rollouts
@@ -82,11 +83,6 @@ def place(tmp_path_factory):
     return place
 
 
-def lasting(record):
-    """A record of the metrics without what an engine or the clock has a part in."""
-    return {k: v for k, v in record.items() if not k.startswith(("timing/", "perf/", "eval/"))}
-
-
 def test_rollout_samples_what_training_would(place):
     sampled = list(read_rollouts(place.sampled / "step-000001.jsonl"))
     trained = list(read_rollouts(place.trained.rollout_file(1)))
@@ -131,8 +127,8 @@ def test_eval_agrees_with_the_evaluation_of_the_run(place):
 
 
 def test_training_on_the_record_is_the_same_bit_for_bit(place):
-    expected = [lasting(record) for record in read_metrics(place.trained.metrics)]
-    found = [lasting(record) for record in read_metrics(place.loaded.metrics)]
+    expected = [lasting(record, "eval/") for record in read_metrics(place.trained.metrics)]
+    found = [lasting(record, "eval/") for record in read_metrics(place.loaded.metrics)]
     assert found == expected
     assert [record["step"] for record in found] == [0, 1, 2] and found[1]["grad_norm"] > 0
     mine, theirs = (load_file(d.model / "model.safetensors") for d in (place.loaded, place.trained))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainer.step_records import lasting
 
 from megatron_credit.batch.rollout_files import read_rollouts
 from megatron_credit.trainer.metric_names import is_known
@@ -43,11 +44,6 @@ def train(directory, *overrides, expect=0):
     )
     assert result.returncode == expect, result.stdout + result.stderr
     return result.stdout + result.stderr
-
-
-def lasting(record):
-    """A record without what depends on the clock."""
-    return {k: v for k, v in record.items() if not k.startswith(("timing/", "perf/"))}
 
 
 def wait_until(condition, what):

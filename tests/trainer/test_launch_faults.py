@@ -14,11 +14,11 @@ from rollouts.starving import out_of_memory
 from slurm.faults import Fault, FaultTable
 from trainer.launched_runs import (
     LaunchedRun,
-    lasting,
     launched,
     lost_rollouts,
     require_same_rollouts,
 )
+from trainer.step_records import FLEET, lasting
 
 from megatron_credit.rollouts.registry import read_entry
 
@@ -97,7 +97,9 @@ def test_the_run_ends_as_if_nothing_had_happened(undisturbed, disturbed):
     assert lost_rollouts(run, STEPS) == 0
     records, expected = run.records(), undisturbed.records()
     same_layout = slice(stopped + 1)
-    assert [*map(lasting, records[same_layout])] == [*map(lasting, expected[same_layout])]
+    assert [lasting(one, *FLEET) for one in records[same_layout]] == [
+        lasting(one, *FLEET) for one in expected[same_layout]
+    ]
     require_same_rollouts(run, undisturbed, last=stopped)
     for record, other in zip(records[stopped + 1 :], expected[stopped + 1 :], strict=True):
         for name in ("reward/mean", "loss", "grad_norm", "policy/entropy"):
