@@ -28,6 +28,7 @@ from megatron_credit.trainer.rollout_meta import (
 )
 from megatron_credit.trainer.run_directory import RunDirectory
 from megatron_credit.trainer.start import find_start, prepare
+from megatron_credit.trainer.trainer_logs import killed_rank, newest_text
 from megatron_credit.trainer.worker_environment import API_KEY_VARIABLE, worker_environment
 
 STOP_TIMEOUT_S = 15.0
@@ -202,7 +203,7 @@ def watcher(
         if code is not None:
             killed = kills.just_now()
             raise TrainerError(
-                f"the trainer {describe_exit(code)}{killed and f'; {killed}'}\n"
+                f"{describe_end(directory, code)}{killed and f'; {killed}'}\n"
                 f"{failed_log(directory, num_ranks)}"
             )
         return True
@@ -220,14 +221,23 @@ def check_engine(server: EngineServer, *, started: bool) -> None:
         raise ValueError(f"the engine cannot start: {error}") from None
 
 
+def describe_end(directory: RunDirectory, code: int) -> str:
+    """What became of the trainer, whose torchrun ended with this exit code."""
+    killed = killed_rank(directory.logs / "torchrun.log")
+    if killed is None or killed.may_be_a_consequence:
+        return f"the trainer {describe_exit(code)}"
+    return f"rank {killed.rank} of the trainer {describe_exit(killed.code)}"
+
+
 def failed_log(directory: RunDirectory, num_ranks: int) -> str:
     """The end of the log where the failure most likely stands: that of the first rank with a
     traceback, else torchrun's, which says what became of each rank."""
-    logs = [directory.logs / f"trainer-{rank}.log" for rank in range(num_ranks)]
-    existing = [path for path in logs if path.is_file()]
-    guilty = [path for path in existing if "Traceback" in path.read_text(errors="replace")]
+    killed = killed_rank(directory.logs / "torchrun.log")
+    ranks = range(num_ranks) if killed is None or killed.may_be_a_consequence else [killed.rank]
+    logs = [directory.logs / f"trainer-{rank}.log" for rank in ranks]
+    guilty = [path for path in logs if "Traceback" in newest_text(path)]
     path = guilty[0] if guilty else directory.logs / "torchrun.log"
-    lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    lines = newest_text(path).splitlines()[-LOG_LINES:]
     return "\n".join([f"the end of {path}:", *(f"  {line}" for line in lines)])
 
 

@@ -4,7 +4,6 @@ The first node checks the run, chooses where it starts and keeps its directory; 
 torchrun with its ranks. The supervisor has put the place of the node into the environment.
 """
 
-import re
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from megatron_credit.trainer.local import describe_exit, start_ranks
 from megatron_credit.trainer.metrics import read_metrics
 from megatron_credit.trainer.place import Place, read_place
 from megatron_credit.trainer.run_directory import RunDirectory
+from megatron_credit.trainer.trainer_logs import killed_rank
 from megatron_credit.trainer.worker_environment import (
     launch_variables,
     worker_environment,
@@ -33,7 +33,6 @@ from megatron_credit.trainer.worker_environment import (
 POLL_S = 0.2
 CONSEQUENCE_S = 3.0
 """How long a node whose ranks only lost their peers lets the guilty node speak first."""
-ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
 def main() -> None:
@@ -109,19 +108,19 @@ def report_ranks(
 ) -> None:
     """Says what became of this node's ranks, where nobody said why the attempt ends."""
     log = torchrun_log(directory, place)
-    cause = ROOT_CAUSE.search(log.read_text(errors="replace"))
     node = place.nodes[place.node_rank]
-    if cause is not None and int(cause[2]) < 0:
-        what = describe_exit(int(cause[2]))
-        why = kills.just_now() or f"{log} and the kernel log may say why"
-        reason = f"rank {cause[1]} on node {node} {what}; {why}"
-        attempt.report(Failure(reason, retry=True, rank=int(cause[1])))
+    killed = killed_rank(log)
+    if killed is None or killed.may_be_a_consequence:
+        deadline = time.monotonic() + CONSEQUENCE_S
+        while not attempt.failure.exists() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    if killed is None:
+        reason = f"the trainer on node {node} {describe_exit(code)}: {log} says more"
+        attempt.report(Failure(reason, retry=True))
         return
-    deadline = time.monotonic() + CONSEQUENCE_S
-    while not attempt.failure.exists() and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    reason = f"the trainer on node {node} {describe_exit(code)}: {log} says more"
-    attempt.report(Failure(reason, retry=True))
+    why = kills.just_now() or f"{log} and the kernel log may say why"
+    reason = f"rank {killed.rank} on node {node} {describe_exit(killed.code)}; {why}"
+    attempt.report(Failure(reason, retry=True, rank=killed.rank))
 
 
 def failure_here(error: BaseException) -> Failure:

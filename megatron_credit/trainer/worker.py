@@ -44,6 +44,7 @@ from megatron_credit.trainer.rollout_sources import (  # noqa: E402
 from megatron_credit.trainer.run_directory import RunDirectory, checkpoint_step  # noqa: E402
 from megatron_credit.trainer.signals.build import open_credit_stage  # noqa: E402
 from megatron_credit.trainer.stopping import NeverStop, StopOnRequest  # noqa: E402
+from megatron_credit.trainer.trainer_logs import RANK_STARTS  # noqa: E402
 from megatron_credit.trainer.training_policy import TrainingPolicy  # noqa: E402
 from megatron_credit.trainer.watchdog import Watchdog, end_process  # noqa: E402
 from megatron_credit.trainer.worker_environment import global_rank, meeting_point  # noqa: E402
@@ -209,6 +210,7 @@ def parse_arguments() -> argparse.Namespace:
 def redirect_output(path: Path) -> None:
     """Sends this process's output, that of native code included, to its own log file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(log, RANK_STARTS.encode())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(log, stream.fileno())
