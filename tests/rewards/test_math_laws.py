@@ -46,9 +46,13 @@ def test_a_number_is_right_in_every_spelling(value, data):
 @EXAMPLES
 @given(RATIONALS, RATIONALS.filter(bool), st.integers(0, 300), st.data())
 def test_another_number_is_wrong_however_near(value, step, magnitude, data):
+    """Spelled exactly: 10.0 also stands for what rounds to it, see `test_decimals_are_exact`."""
     other = value + step / 10**magnitude
-    reference = data.draw(st.sampled_from(spellings(value)))
-    assert outcome(reference, data.draw(st.sampled_from(spellings(other)))) == "wrong"
+    reference, answer = (
+        data.draw(st.sampled_from([way for way in spellings(one) if "." not in way]))
+        for one in (value, other)
+    )
+    assert outcome(reference, answer) == "wrong"
 
 
 @EXAMPLES
