@@ -28,7 +28,7 @@ from megatron_credit.trainer.rollout_meta import (
 )
 from megatron_credit.trainer.run_directory import RunDirectory
 from megatron_credit.trainer.start import find_start, prepare
-from megatron_credit.trainer.trainer_logs import killed_rank, newest_text
+from megatron_credit.trainer.trainer_logs import KilledRank, killed_rank, newest_text
 from megatron_credit.trainer.worker_environment import API_KEY_VARIABLE, worker_environment
 
 STOP_TIMEOUT_S = 15.0
@@ -223,17 +223,23 @@ def check_engine(server: EngineServer, *, started: bool) -> None:
 
 def describe_end(directory: RunDirectory, code: int) -> str:
     """What became of the trainer, whose torchrun ended with this exit code."""
-    killed = killed_rank(directory.logs / "torchrun.log")
-    if killed is None or killed.may_be_a_consequence:
+    killed = guilty_rank(directory)
+    if killed is None:
         return f"the trainer {describe_exit(code)}"
     return f"rank {killed.rank} of the trainer {describe_exit(killed.code)}"
+
+
+def guilty_rank(directory: RunDirectory) -> KilledRank | None:
+    """The rank that a signal ended, and not for having lost another."""
+    killed = killed_rank(directory.logs / "torchrun.log")
+    return None if killed is None or killed.may_be_a_consequence else killed
 
 
 def failed_log(directory: RunDirectory, num_ranks: int) -> str:
     """The end of the log where the failure most likely stands: that of the first rank with a
     traceback, else torchrun's, which says what became of each rank."""
-    killed = killed_rank(directory.logs / "torchrun.log")
-    ranks = range(num_ranks) if killed is None or killed.may_be_a_consequence else [killed.rank]
+    killed = guilty_rank(directory)
+    ranks = range(num_ranks) if killed is None else [killed.rank]
     logs = [directory.logs / f"trainer-{rank}.log" for rank in ranks]
     guilty = [path for path in logs if "Traceback" in newest_text(path)]
     path = guilty[0] if guilty else directory.logs / "torchrun.log"
